@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host and the kernels must agree on: the argument block, buffer slots and the
+// local-memory bill. Read by C11 and by OpenCL C 1.2, so only fixed-width scalars, 64-bit first.
+#ifndef CLA_ABI_H
+#define CLA_ABI_H
+
+#ifdef __OPENCL_VERSION__
+typedef long cla_i64;
+typedef int cla_i32;
+typedef uint cla_u32;
+#else
+#include <stdint.h>
+typedef int64_t cla_i64;
+typedef int32_t cla_i32;
+typedef uint32_t cla_u32;
+#endif
+
+// A strided tensor: offsets and strides in elements, the channel is contiguous.
+struct cla_fwd_tensor {
+    cla_i64 offset;
+    cla_i64 stride_b;
+    cla_i64 stride_h;
+    cla_i64 stride_s;
+};
+
+// The boolean mask: offsets and strides in bytes; 0 broadcasts.
+struct cla_fwd_mask {
+    cla_i64 offset;
+    cla_i64 stride_b;
+    cla_i64 stride_h;
+    cla_i64 stride_q;
+    cla_i64 stride_k;
+};
+
+// Argument block of every forward kernel, passed by value in slot CLA_SLOT_ARGS.
+//
+// A tile row is a pair (query, head of the group): row r of key head g is query i = r / group,
+// query head h = g * group + r % group, so that grouped heads share every read of K and V.
+struct cla_fwd_args {
+    struct cla_fwd_tensor q;
+    struct cla_fwd_tensor k;
+    struct cla_fwd_tensor v;
+    struct cla_fwd_tensor o;
+    struct cla_fwd_mask mask;
+    cla_i64 lse_offset; // floats; the LSE tensor is [batch, heads_q, len_q] contiguous
+    cla_i32 batch;
+    cla_i32 heads_q;
+    cla_i32 heads_kv;
+    cla_i32 group; // heads_q / heads_kv
+    cla_i32 len_q;
+    cla_i32 len_kv;
+    // Query i sees key j when win_lo <= j - i <= win_hi (and j < len_kv). Causal: win_hi = off.
+    // Unlimited sides are CLA_WIN_MIN / CLA_WIN_MAX; i + win_hi is computed in 64 bits.
+    cla_i32 win_lo;
+    cla_i32 win_hi;
+    float scale;
+    cla_u32 flags; // CLA_FWD_* bits
+    cla_i32 num_tiles; // query tiles per (batch, key head)
+    cla_i32 reserved;
+};
+
+#define CLA_WIN_MIN (-2147483647)
+#define CLA_WIN_MAX (2147483647)
+
+// cla_fwd_args.flags
+#define CLA_FWD_HAS_LSE 1u  // slot CLA_SLOT_LSE is bound
+#define CLA_FWD_HAS_MASK 2u // slot CLA_SLOT_MASK is bound
+#define CLA_FWD_ALIGNED16 4u // dims, offsets and strides of q, k, v, o are multiples of 4 floats
+
+// Kernel argument slots, the same in every forward kernel. An absent buffer is a NULL cl_mem.
+#define CLA_SLOT_ARGS 0
+#define CLA_SLOT_Q 1
+#define CLA_SLOT_K 2
+#define CLA_SLOT_V 3
+#define CLA_SLOT_O 4
+#define CLA_SLOT_LSE 5
+#define CLA_SLOT_MASK 6
+
+// MASK_KIND, a literal of the forward kernels.
+#define CLA_MASK_NONE 0    // only j < len_kv
+#define CLA_MASK_WINDOW 1  // causal or window: win_lo, win_hi
+#define CLA_MASK_GENERAL 2 // the window and the boolean mask
+
+// DTYPE_*, literals of the kernels; equal to enum clattn_dtype.
+#define CLA_DTYPE_F32 0
+#define CLA_DTYPE_F16 1
+#define CLA_DTYPE_BF16 2
+#define CLA_DTYPE_I8 3
+
+// Group shape: floats between the starts of neighbouring rows of Q, K or V in local memory. Rows are
+// read and written as quads (float4); an odd number of quads to a row lets 8 rows that follow each
+// other start in 8 different groups of 4 banks.
+#define CLA_ROUND_UP4(x) (((x) + 3) / 4 * 4)
+#define CLA_QUADS(n) (((n) + 3) / 4)
+#define CLA_GROUP_PITCH(chunk_d) (4 * (CLA_QUADS(chunk_d) | 1))
+
+// The same for a row of P. Under 8 quads neighbouring items reach over several rows, which then must
+// follow each other without a gap.
+#define CLA_GROUP_PITCH_P(tile_k)                                                                  \
+    (4 * (CLA_QUADS(tile_k) < 8 ? CLA_QUADS(tile_k) : (CLA_QUADS(tile_k) | 1)))
+
+// Group shape: the local-memory bill of a work-group in bytes. tile_q x tile_k is the tile, chunk_d
+// the channels of Q, K or V that lie in local memory at once (K and V share one buffer); all three
+// are multiples of 4 but tile_q, which may be anything.
+//   Q chunk   [tile_q][pitch(chunk_d)]   float
+//   K/V chunk [tile_k][pitch(chunk_d)]   float
+//   P         [tile_q][pitch_p(tile_k)]  float
+//   part      [tile_q][tile_k / 4]       float   each item's part of a row's maximum or sum,
+//                                                rounded up to 4 in all
+//   flag      [4]                        int
+#define CLA_GROUP_LOCAL_FLOATS(tile_q, tile_k, chunk_d)                                            \
+    ((tile_q)*CLA_GROUP_PITCH(chunk_d) + (tile_k)*CLA_GROUP_PITCH(chunk_d) +                       \
+     (tile_q)*CLA_GROUP_PITCH_P(tile_k) + CLA_ROUND_UP4((tile_q) * ((tile_k) / 4)) + 4)
+#define CLA_GROUP_LOCAL_BYTES(tile_q, tile_k, chunk_d)                                             \
+    (4 * CLA_GROUP_LOCAL_FLOATS(tile_q, tile_k, chunk_d))
+
+#endif // CLA_ABI_H

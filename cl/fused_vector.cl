@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fused forward attention for CPU devices: scores, softmax and weighted sum in one pass over the
+// keys, nothing of the len_q x len_kv scores ever in memory.
+//
+//   O[b,h,i,:] = sum_j p[i,j] * V[b,g,j,:] / l[i],  p = e^(x[i,j] - m[i]),  x = scale * dot(Q, K),
+//   LSE[b,h,i] = m[i] + ln l[i],                    j over the keys that row i sees
+//
+// One work-item is a work-group and owns a tile of TILE_Q = W * QV rows of one (batch, key head).
+// Vector lanes are rows, so m, l and p are plain vectors: no reduction across lanes, no barrier, no
+// local memory, and one broadcast element of K or V, read in place, feeds QV multiply-adds. Only Q
+// and O are transposed.
+//
+//             channels                     keys of a tile                  channels
+//   rows     | q[d][lane] |   rows   | p[j][lane], TILE_K at a time |   | o[d][lane] |  rows
+//            QK^T: blocks of RK keys x QV vectors     PV: blocks of RD channels x QV vectors
+//
+//   global id 0: query tile, last first (the heavy ones of a causal problem); 1: key head; 2: batch
+//   local memory: none. Private: q, o, o_hi of DIM * TILE_Q floats each, p of TILE_K * TILE_Q.
+//
+// Literals: DIM_QK, DIM_V, DTYPE_Q, DTYPE_KV, DTYPE_O, MASK_KIND; W = 4, 8 or 16; QV; TILE_K; RK and
+// RD. RK * QV and RD * QV accumulators should fit the registers with QV + 1 to spare. Any value
+// works for any dimension and length, remainders have code of their own.
+// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
+//
+// Numerics: see online.clh for scores. Sums have three levels, so that a million keys lose nothing:
+// a tile, FLUSH_TILES tiles, the rest. P*V takes hidden keys with weight 0, which only a non-finite
+// V can turn into something else than 0, and never into something finite: a tile whose output is
+// not finite everywhere is computed again, with the hidden pairs left out one by one.
+
+#ifndef DIM_QK
+#error "fused_vector.cl: DIM_QK"
+#endif
+#ifndef DIM_V
+#error "fused_vector.cl: DIM_V"
+#endif
+#ifndef W
+#error "fused_vector.cl: W"
+#endif
+#ifndef QV
+#error "fused_vector.cl: QV"
+#endif
+#ifndef TILE_K
+#error "fused_vector.cl: TILE_K"
+#endif
+#ifndef RK
+#error "fused_vector.cl: RK"
+#endif
+#ifndef RD
+#error "fused_vector.cl: RD"
+#endif
+
+#define ROW_LANES W
+#define MULADD fma
+
+#include "abi.h"
+#include "dtype.clh"
+#include "address.clh"
+#include "mask.clh"
+#include "score.clh"
+#include "online.clh"
+
+#define TILE_Q (W * QV)
+#define FLUSH_TILES (8192 / TILE_K + 1)
+// A block of RK keys may begin at the last key of a tile.
+#define PADDED_K (TILE_K + RK - 1)
+
+// Steps of the two inner loops at a time: fewer instructions that are not multiply-adds.
+#define UNROLL 4
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+#define LANES_LOAD PASTE(vload, W)
+#define LANES_STORE PASTE(vstore, W)
+#define LANES_BYTES PASTE(uchar, W)
+#define BYTES_TO_ROWI PASTE(convert_int, W)
+
+// The rows of a tile. Lanes behind the last row repeat it, and are not written.
+struct tile_rows {
+    int real;
+    int query[TILE_Q];
+    int head[TILE_Q];
+};
+
+// What a tile has summed up so far, per row; o is [channel][vector].
+struct sums {
+    ROWF m[QV];
+    ROWF l[QV];
+    ROWF o[DIM_V * QV];
+};
+
+static inline void find_rows(struct tile_rows *t, const struct cla_fwd_args *a, int g, long first)
+{
+    int i = row_query(a, first);
+    int h = row_head(a, g, first);
+    t->real = (int)min(row_count(a) - first, (long)TILE_Q);
+    for (int n = 0; n < TILE_Q; ++n) {
+        t->query[n] = i;
+        t->head[n] = h;
+        if (n + 1 < t->real && ++h == (g + 1) * a->group) {
+            h = g * a->group;
+            ++i;
+        }
+    }
+}
+
+// W vectors of W lanes, transposed in log2(W) perfect shuffles.
+static inline void transpose(ROWF *t)
+{
+#pragma unroll
+    for (int stage = 1; stage < W; stage *= 2) {
+        ROWF s[W];
+#pragma unroll
+        for (int i = 0; i < W / 2; ++i) {
+            s[2 * i].even = t[i].lo;
+            s[2 * i].odd = t[i + W / 2].lo;
+            s[2 * i + 1].even = t[i].hi;
+            s[2 * i + 1].odd = t[i + W / 2].hi;
+        }
+#pragma unroll
+        for (int i = 0; i < W; ++i)
+            t[i] = s[i];
+    }
+}
+
+// q[channel][vector] = scale * Q. The last W channels may overlap those before.
+static inline void load_queries(ROWF *q, const struct cla_fwd_args *a, const struct tile_rows *rows,
+                                int b, __global const q_elem *mem)
+{
+    for (int v = 0; v < QV; ++v) {
+        long at[W];
+        for (int n = 0; n < W; ++n)
+            at[n] = tensor_at(&a->q, b, rows->head[v * W + n], rows->query[v * W + n]);
+#if DIM_QK >= W
+        for (int d = 0; d < DIM_QK; d += W) {
+            int from = min(d, DIM_QK - W);
+            ROWF t[W];
+#pragma unroll
+            for (int n = 0; n < W; ++n)
+                t[n] = LANES_LOAD(0, mem + at[n] + from);
+            transpose(t);
+#pragma unroll
+            for (int n = 0; n < W; ++n)
+                q[(from + n) * QV + v] = SCALE_QUERY(a, t[n]);
+        }
+#else
+        for (int d = 0; d < DIM_QK; ++d)
+            for (int n = 0; n < W; ++n)
+                ((float *)&q[d * QV + v])[n] = SCALE_QUERY(a, LOAD_Q(mem, at[n] + d));
+#endif
+    }
+}
+
+// p[key][vector] = scores of n keys. A block that reaches over the end repeats the last key.
+static inline void score(ROWF *p, const ROWF *q, __global const kv_elem *k, long stride, int n)
+{
+    for (int j = 0; j < n; j += RK) {
+        __global const kv_elem *row[RK];
+        ROWF x[RK][QV];
+#pragma unroll
+        for (int r = 0; r < RK; ++r) {
+            row[r] = k + min(j + r, n - 1) * stride;
+#pragma unroll
+            for (int v = 0; v < QV; ++v)
+                x[r][v] = (ROWF)(0.0f);
+        }
+#pragma unroll UNROLL
+        for (int d = 0; d < DIM_QK; ++d) {
+#pragma unroll
+            for (int r = 0; r < RK; ++r) {
+                ROWF key = (ROWF)(LOAD_KV(row[r], d));
+#pragma unroll
+                for (int v = 0; v < QV; ++v)
+                    x[r][v] = fma(q[d * QV + v], key, x[r][v]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < RK; ++r) {
+#pragma unroll
+            for (int v = 0; v < QV; ++v)
+                p[(j + r) * QV + v] = x[r][v];
+        }
+    }
+}
+
+// Hides the keys j..j+n-1 that the window does not show, row by row.
+static inline void hide_window(ROWF *p, const struct cla_fwd_args *a, const struct tile_rows *rows,
+                               int j, int n)
+{
+    for (int v = 0; v < QV; ++v) {
+        ROWI begin;
+        ROWI end;
+        for (int lane = 0; lane < W; ++lane) {
+            ((int *)&begin)[lane] = window_begin(a, rows->query[v * W + lane]);
+            ((int *)&end)[lane] = window_end(a, rows->query[v * W + lane]);
+        }
+        for (int c = 0; c < n; ++c) {
+            ROWI key = (ROWI)(j + c);
+            p[c * QV + v] = HIDE_UNLESS(key >= begin && key < end, p[c * QV + v]);
+        }
+    }
+}
+
+// Scores to weights, in place; m and l take the tile in. f is the factor of the sums before it.
+static inline void absorb(ROWF *p, ROWF *f, struct sums *s, int n)
+{
+    ROWF m[QV];
+    ROWF l[QV];
+    ROWF shift[QV];
+#pragma unroll
+    for (int v = 0; v < QV; ++v)
+        m[v] = s->m[v];
+    for (int c = 0; c < n; ++c) {
+#pragma unroll
+        for (int v = 0; v < QV; ++v)
+            m[v] = max_of(p[c * QV + v], m[v]);
+    }
+#pragma unroll
+    for (int v = 0; v < QV; ++v) {
+        shift[v] = shift_of(m[v]);
+        l[v] = (ROWF)(0.0f);
+    }
+    for (int c = 0; c < n; ++c) {
+#pragma unroll
+        for (int v = 0; v < QV; ++v) {
+            ROWF w = weight(p[c * QV + v], shift[v]);
+            p[c * QV + v] = w;
+            l[v] += w;
+        }
+    }
+#pragma unroll
+    for (int v = 0; v < QV; ++v) {
+        f[v] = weight(s->m[v], shift[v]);
+        s->l[v] = fma(s->l[v], f[v], l[v]);
+        s->m[v] = m[v];
+    }
+}
+
+// sum += P * V for `keys` keys and `channels` channels, constants where this is inlined.
+static inline void add_products(ROWF sum[RD][QV], const ROWF *p, __global const kv_elem *val,
+                                long stride, const int keys, const int channels)
+{
+#pragma unroll
+    for (int c = 0; c < keys; ++c) {
+#pragma unroll
+        for (int d = 0; d < channels; ++d) {
+            ROWF x = (ROWF)(LOAD_KV(val + c * stride, d));
+#pragma unroll
+            for (int v = 0; v < QV; ++v)
+                sum[d][v] = fma(p[c * QV + v], x, sum[d][v]);
+        }
+    }
+}
+
+// o = o * f + P * V for `channels` channels, at most RD.
+static inline void accumulate_block(ROWF *o, const ROWF *p, const ROWF *f,
+                                    __global const kv_elem *val, long stride, int n,
+                                    const int channels)
+{
+    ROWF sum[RD][QV];
+#pragma unroll
+    for (int d = 0; d < channels; ++d) {
+#pragma unroll
+        for (int v = 0; v < QV; ++v)
+            sum[d][v] = (ROWF)(0.0f);
+    }
+    int c = 0;
+    for (; c + UNROLL <= n; c += UNROLL)
+        add_products(sum, p + c * QV, val + c * stride, stride, UNROLL, channels);
+    for (; c < n; ++c)
+        add_products(sum, p + c * QV, val + c * stride, stride, 1, channels);
+#pragma unroll
+    for (int d = 0; d < channels; ++d) {
+#pragma unroll
+        for (int v = 0; v < QV; ++v)
+            o[d * QV + v] = fma(o[d * QV + v], f[v], sum[d][v]);
+    }
+}
+
+static inline void accumulate(ROWF *o, const ROWF *p, const ROWF *f, __global const kv_elem *val,
+                              long stride, int n)
+{
+    int d = 0;
+    for (; d + RD <= DIM_V; d += RD)
+        accumulate_block(o + d * QV, p, f, val + d, stride, n, RD);
+#if DIM_V % RD != 0
+    accumulate_block(o + d * QV, p, f, val + d, stride, n, DIM_V % RD);
+#endif
+}
+
+// The same without the hidden pairs, whose V may be anything.
+static inline void accumulate_visible(ROWF *o, const ROWF *p, const ROWI *hidden, const ROWF *f,
+                                      __global const kv_elem *val, long stride, int n)
+{
+    for (int d = 0; d < DIM_V; ++d) {
+        for (int v = 0; v < QV; ++v) {
+            ROWF sum = (ROWF)(0.0f);
+            for (int c = 0; c < n; ++c) {
+                ROWF next = fma(p[c * QV + v], (ROWF)(LOAD_KV(val, c * stride + d)), sum);
+                sum = hidden[c * QV + v] ? sum : next;
+            }
+            o[d * QV + v] = fma(o[d * QV + v], f[v], sum);
+        }
+    }
+}
+
+static inline void clear(struct sums *s)
+{
+    for (int v = 0; v < QV; ++v) {
+        s->m[v] = (ROWF)(-INFINITY);
+        s->l[v] = (ROWF)(0.0f);
+    }
+    for (int d = 0; d < DIM_V * QV; ++d)
+        s->o[d] = (ROWF)(0.0f);
+}
+
+// Moves the sums into `total`, whose maximum is never above theirs, and begins them anew. The
+// maximum stays.
+static inline void flush(struct sums *total, struct sums *s)
+{
+    for (int v = 0; v < QV; ++v) {
+        ROWF f = weight(total->m[v], shift_of(s->m[v]));
+        total->m[v] = s->m[v];
+        total->l[v] = fma(total->l[v], f, s->l[v]);
+        s->l[v] = (ROWF)(0.0f);
+        for (int d = 0; d < DIM_V; ++d) {
+            total->o[d * QV + v] = fma(total->o[d * QV + v], f, s->o[d * QV + v]);
+            s->o[d * QV + v] = (ROWF)(0.0f);
+        }
+    }
+}
+
+// 0 * x is NaN where x is not finite.
+static inline bool all_finite(const struct sums *s)
+{
+    ROWF probe = (ROWF)(0.0f);
+    for (int d = 0; d < DIM_V * QV; ++d)
+        probe = fma(s->o[d], (ROWF)(0.0f), probe);
+    return !any(probe != probe);
+}
+
+// O = o / l, transposed back to one row after the other.
+static inline void store_output(const struct sums *s, const struct cla_fwd_args *a,
+                                const struct tile_rows *rows, int b, __global o_elem *mem)
+{
+    for (int v = 0; v < QV; ++v) {
+        int real = clamp(rows->real - v * W, 0, W);
+#if DIM_V >= W
+        long at[W];
+        for (int n = 0; n < W; ++n)
+            at[n] = tensor_at(&a->o, b, rows->head[v * W + n], rows->query[v * W + n]);
+        for (int d = 0; d < DIM_V; d += W) {
+            int from = min(d, DIM_V - W);
+            ROWF t[W];
+#pragma unroll
+            for (int n = 0; n < W; ++n)
+                t[n] = row_output(s->o[(from + n) * QV + v], s->l[v]);
+            transpose(t);
+#pragma unroll
+            for (int n = 0; n < W; ++n)
+                if (n < real)
+                    LANES_STORE(t[n], 0, mem + at[n] + from);
+        }
+#else
+        for (int d = 0; d < DIM_V; ++d) {
+            ROWF t = row_output(s->o[d * QV + v], s->l[v]);
+            for (int n = 0; n < real; ++n) {
+                int lane = v * W + n;
+                long at = tensor_at(&a->o, b, rows->head[lane], rows->query[lane]);
+                STORE_O(mem, at + d, ((float *)&t)[n]);
+            }
+        }
+#endif
+    }
+}
+
+static inline void store_lse(const struct sums *s, const struct cla_fwd_args *a,
+                             const struct tile_rows *rows, int b, __global float *mem)
+{
+    for (int v = 0; v < QV; ++v) {
+        ROWF lse = row_lse(s->m[v], s->l[v]);
+        for (int n = v * W; n < min(rows->real, (v + 1) * W); ++n)
+            mem[lse_at(a, b, rows->head[n], rows->query[n])] = ((float *)&lse)[n - v * W];
+    }
+}
+
+#if MASK_KIND == CLA_MASK_GENERAL
+// Bytes of the boolean mask for a tile of keys, and what they say together.
+struct mask_tile {
+    long at[TILE_Q]; // of key 0 of each row
+    bool shared;     // one mask row serves all rows
+    bool any;        // a row sees a key
+    bool all;        // every row sees every key
+    uchar byte[TILE_K * TILE_Q];
+};
+
+static inline void find_mask(struct mask_tile *t, const struct cla_fwd_args *a,
+                             const struct tile_rows *rows, int b)
+{
+    t->shared = a->mask.stride_h == 0 && a->mask.stride_q == 0;
+    t->any = true;
+    t->all = true;
+    for (int n = 0; n < TILE_Q; ++n)
+        t->at[n] = mask_at(a, b, rows->head[n], rows->query[n]);
+}
+
+static inline void load_mask(struct mask_tile *t, const struct cla_fwd_args *a,
+                             __global const uchar *mem, int j, int n)
+{
+    long stride = a->mask.stride_k;
+    for (int row = 0; row < (t->shared ? 1 : TILE_Q); ++row) {
+        long at = t->at[row] + j * stride;
+        for (int c = 0; c < n; ++c)
+            t->byte[c * TILE_Q + row] = mem[at + c * stride];
+    }
+    LANES_BYTES least = (LANES_BYTES)(255);
+    LANES_BYTES most = (LANES_BYTES)(0);
+    for (int c = 0; c < n; ++c) {
+        for (int v = 0; v < QV; ++v) {
+            uchar *at = t->byte + c * TILE_Q + v * W;
+            if (t->shared)
+                LANES_STORE((LANES_BYTES)(t->byte[c * TILE_Q]), 0, at);
+            least = min(least, LANES_LOAD(0, at));
+            most = max(most, LANES_LOAD(0, at));
+        }
+    }
+    t->any = any(BYTES_TO_ROWI(most) != 0);
+    t->all = all(BYTES_TO_ROWI(least) != 0);
+}
+
+static inline void hide_masked(ROWF *p, const struct mask_tile *t, int n)
+{
+    for (int c = 0; c < n; ++c) {
+        for (int v = 0; v < QV; ++v) {
+            ROWI byte = BYTES_TO_ROWI(LANES_LOAD(0, t->byte + c * TILE_Q + v * W));
+            p[c * QV + v] = HIDE_UNLESS(byte != 0, p[c * QV + v]);
+        }
+    }
+}
+#endif
+
+__attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel void
+fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
+             __global const kv_elem *k_mem, __global const kv_elem *v_mem, __global o_elem *o_mem,
+             __global float *lse_mem, __global const uchar *mask_mem)
+{
+    const int g = (int)get_global_id(1);
+    const int b = (int)get_global_id(2);
+    struct tile_rows rows;
+    find_rows(&rows, &a, g, (long)(a.num_tiles - 1 - (int)get_global_id(0)) * TILE_Q);
+    const int i_first = rows.query[0];
+    const int i_last = rows.query[TILE_Q - 1];
+    const int j_begin = window_begin(&a, i_first);
+    const int j_end = window_end(&a, i_last);
+    k_mem += tensor_at(&a.k, b, g, 0);
+    v_mem += tensor_at(&a.v, b, g, 0);
+
+    ROWF q[DIM_QK * QV];
+    load_queries(q, &a, &rows, b, q_mem);
+#if MASK_KIND == CLA_MASK_GENERAL
+    struct mask_tile mask;
+    find_mask(&mask, &a, &rows, b);
+#endif
+
+    struct sums total;
+    bool careful = false;
+    for (;;) {
+        struct sums s;
+        clear(&total);
+        clear(&s);
+        int tiles = 0;
+        for (int j = j_begin; j < j_end; j += TILE_K) {
+            const int n = min(TILE_K, j_end - j);
+            ROWF p[PADDED_K * QV];
+            ROWF f[QV];
+#if MASK_KIND == CLA_MASK_GENERAL
+            if (a.flags & CLA_FWD_HAS_MASK)
+                load_mask(&mask, &a, mask_mem, j, n);
+            if (!mask.any)
+                continue;
+#endif
+            score(p, q, k_mem + j * a.k.stride_s, a.k.stride_s, n);
+            if (!window_full(&a, i_first, i_last, j, j + n))
+                hide_window(p, &a, &rows, j, n);
+#if MASK_KIND == CLA_MASK_GENERAL
+            if (!mask.all)
+                hide_masked(p, &mask, n);
+#endif
+            if (careful) {
+                ROWI hidden[TILE_K * QV];
+                for (int c = 0; c < n * QV; ++c)
+                    hidden[c] = p[c] == (ROWF)(-INFINITY);
+                absorb(p, f, &s, n);
+                accumulate_visible(s.o, p, hidden, f, v_mem + j * a.v.stride_s, a.v.stride_s, n);
+            } else {
+                absorb(p, f, &s, n);
+                accumulate(s.o, p, f, v_mem + j * a.v.stride_s, a.v.stride_s, n);
+            }
+            if (++tiles % FLUSH_TILES == 0)
+                flush(&total, &s);
+        }
+        flush(&total, &s);
+        if (careful || all_finite(&total))
+            break;
+        careful = true;
+    }
+
+    store_output(&total, &a, &rows, b, o_mem);
+    if (a.flags & CLA_FWD_HAS_LSE)
+        store_lse(&total, &a, &rows, b, lse_mem);
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file attention.h
+/// Scaled dot-product attention: a description fixes the kernels, a plan holds them, a call runs
+/// them on memory.
+///
+/// Notation: b batch, h query head, g = floor(h / (heads_q / heads_kv)) key/value head, i query,
+/// j key, d channel.
+///
+///     x[i,j] = scale * sum_d Q[b,h,i,d] * K[b,g,j,d]
+///     l[i]   = sum over visible j of e^(x[i,j] - m[i]),   m[i] = max over visible j of x[i,j]
+///     O[i,d] = sum over visible j of e^(x[i,j] - m[i]) / l[i] * V[b,g,j,d]
+///     LSE[i] = m[i] + ln l[i]                (natural logarithm, always float32)
+///
+/// Key j is visible to query i when the boolean mask is non-zero there, j < len_kv, and with
+/// causal masking j <= i + off, where off = len_kv - len_q (bottom-right alignment, the default)
+/// or 0 (top-left). A pair whose score is -infinity is not visible either.
+///
+/// A query that sees no key gives O = 0 and LSE = -infinity, never NaN. Keys that are hidden
+/// contribute nothing, whatever lies in K and V there: NaN or infinity behind the mask never
+/// reaches the output. A visible NaN does.
+#ifndef CLATTN_ATTENTION_H
+#define CLATTN_ATTENTION_H
+
+#include "context.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// A prepared attention: the chosen algorithm, its tile sizes and its compiled kernels.
+/// Thread-safety: safe; one plan may be run from several threads at once, each with its own
+/// outputs and workspace. The context must outlive it.
+typedef struct clattn_plan clattn_plan;
+
+/// Which way of computing is used.
+typedef enum clattn_algo {
+    CLATTN_ALGO_AUTO = 0,  ///< the best that works on the device
+    CLATTN_ALGO_FUSED = 1, ///< one pass over K and V, tiled, on OpenCL (FlashAttention-2 order)
+    CLATTN_ALGO_HOST = 2,  ///< the same on the CPU in portable C, no OpenCL
+    CLATTN_ALGO_REFERENCE = 3 ///< the definition in double precision, slow; for checking
+} clattn_algo;
+
+/// Which shape of the fused OpenCL kernel is used.
+typedef enum clattn_kernel {
+    CLATTN_KERNEL_AUTO = 0,  ///< by device facts
+    CLATTN_KERNEL_GROUP = 1, ///< a work-group with K/V tiles in local memory (GPUs)
+    CLATTN_KERNEL_VECTOR = 2 ///< a work-item with vector lanes as rows (CPUs)
+} clattn_kernel;
+
+/// Where query i stands among the keys when len_q != len_kv.
+typedef enum clattn_align {
+    CLATTN_ALIGN_BOTTOM_RIGHT = 0, ///< at key i + len_kv - len_q (flash-attention 2.1 and later)
+    CLATTN_ALIGN_TOP_LEFT = 1      ///< at key i (PyTorch's is_causal)
+} clattn_align;
+
+/// Bits of clattn_attention_desc.features: what the calls of this plan will bring.
+enum {
+    CLATTN_FEATURE_CAUSAL = 1u << 0, ///< key j is hidden when j > i + off
+    CLATTN_FEATURE_MASK = 1u << 1,   ///< a boolean mask
+    CLATTN_FEATURE_LSE = 1u << 2     ///< log-sum-exp is written
+};
+
+/// Bits of clattn_attention_desc.flags.
+enum {
+    /// Refuse with CLATTN_ERR_UNSUPPORTED rather than fall back from OpenCL to the CPU path.
+    CLATTN_NO_FALLBACK = 1u << 0
+};
+
+/// Precision of products; see `precision` in clattn_attention_desc.
+typedef enum clattn_precision {
+    CLATTN_PRECISION_DEFAULT = 0, ///< float32 arithmetic; 16-bit products where all is 16-bit
+    CLATTN_PRECISION_FULL = 1     ///< float32 arithmetic always
+} clattn_precision;
+
+/// What the kernels are compiled for. Zero means default or absent for every field but
+/// struct_size, the head counts and the dimensions.
+typedef struct clattn_attention_desc {
+    size_t struct_size;    ///< set by clattn_attention_desc_init()
+    int32_t dtype_q;       ///< enum clattn_dtype of Q
+    int32_t dtype_kv;      ///< enum clattn_dtype of K and V
+    int32_t dtype_o;       ///< enum clattn_dtype of O
+    int32_t dim_qk;        ///< channels of Q and K, 1 to 256
+    int32_t dim_v;         ///< channels of V and O; 0 = dim_qk. For now it must equal dim_qk
+    int32_t heads_q;       ///< query heads, at least 1
+    int32_t heads_kv;      ///< key/value heads, a divisor of heads_q; 0 = heads_q
+    int32_t max_batch;     ///< bound of call.batch; 0 = any
+    int32_t max_len_q;     ///< bound of call.len_q; 0 = any. Tiles are chosen for it
+    int32_t max_len_kv;    ///< bound of call.len_kv; 0 = any. Tiles are chosen for it
+    uint32_t features;     ///< CLATTN_FEATURE_* bits
+    int32_t align;         ///< enum clattn_align
+    int32_t algo;          ///< enum clattn_algo; a forced one is not replaced by another
+    int32_t kernel;        ///< enum clattn_kernel; a forced one is not replaced by another
+    int32_t precision;     ///< enum clattn_precision
+    uint32_t flags;        ///< CLATTN_NO_FALLBACK
+    int32_t direction;     ///< 0 = forward; others reserved
+    float dropout_p;       ///< reserved, 0
+} clattn_attention_desc;
+
+/// Sets every field of `desc` to its default and struct_size to `size`.
+/// @param size sizeof(clattn_attention_desc) of the caller. NULL `desc` is ignored.
+CLATTN_API void clattn_attention_desc_init(clattn_attention_desc *desc, size_t size);
+
+/// Order of a tensor's axes in memory.
+typedef enum clattn_layout {
+    CLATTN_LAYOUT_BHSD = 0,   ///< [batch, heads, sequence, dim], contiguous
+    CLATTN_LAYOUT_BSHD = 1,   ///< [batch, sequence, heads, dim], contiguous
+    CLATTN_LAYOUT_STRIDED = 2 ///< the strides are taken literally, 0 included
+} clattn_layout;
+
+/// Memory of Q, K, V or O. The channel axis is contiguous.
+typedef struct clattn_tensor {
+    clattn_buf buf;       ///< the memory
+    int32_t layout;       ///< enum clattn_layout
+    int32_t reserved;     ///< 0
+    int64_t stride_batch; ///< elements, >= 0; read with CLATTN_LAYOUT_STRIDED only
+    int64_t stride_head;  ///< likewise; 0 on batch or head of K and V broadcasts
+    int64_t stride_seq;   ///< likewise
+} clattn_tensor;
+
+/// A boolean mask [batch, heads_q, len_q, len_kv], one byte an element, non-zero = visible.
+typedef struct clattn_mask {
+    clattn_buf buf;     ///< the memory
+    int32_t layout;     ///< CLATTN_LAYOUT_BHSD (contiguous) or CLATTN_LAYOUT_STRIDED
+    int32_t reserved;   ///< 0
+    /// Extents [batch, head, query, key]: 1 broadcasts along that axis, else it must be the
+    /// call's own; 0 = the call's own.
+    int32_t extent[4];
+    int64_t stride[4];  ///< bytes, >= 0, 0 broadcasts; read with CLATTN_LAYOUT_STRIDED only
+} clattn_mask;
+
+/// Bits of clattn_attention_call.set: fields that were given although 0 is a legal value.
+enum {
+    CLATTN_SET_SCALE = 1u << 0 ///< `scale` counts, else 1 / sqrt(dim_qk)
+};
+
+/// One run. Memory stays the caller's and must live until the work is done.
+typedef struct clattn_attention_call {
+    size_t struct_size; ///< set by clattn_attention_call_init()
+    uint32_t set;       ///< CLATTN_SET_* bits
+    int32_t batch;      ///< sequences; 0 succeeds and writes nothing
+    int32_t len_q;      ///< queries; 0 succeeds and writes nothing
+    int32_t len_kv;     ///< keys; 0 gives O = 0 and LSE = -infinity
+    float scale;        ///< any finite float, with CLATTN_SET_SCALE
+    uint32_t reserved;  ///< 0
+    clattn_tensor q;    ///< [batch, heads_q, len_q, dim_qk]
+    clattn_tensor k;    ///< [batch, heads_kv, len_kv, dim_qk]
+    clattn_tensor v;    ///< [batch, heads_kv, len_kv, dim_v]
+    clattn_tensor o;    ///< [batch, heads_q, len_q, dim_v], written
+    clattn_mask mask;   ///< with CLATTN_FEATURE_MASK
+    clattn_buf lse;     ///< float [batch, heads_q, len_q] contiguous, with CLATTN_FEATURE_LSE
+    clattn_buf workspace; ///< as clattn_plan_workspace_bytes() says; absent where that is 0
+} clattn_attention_call;
+
+/// Sets every field of `call` to its default and struct_size to `size`.
+/// @param size sizeof(clattn_attention_call) of the caller. NULL `call` is ignored.
+CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t size);
+
+/// Checks the description, ranks what could serve it, and prepares the first choice that builds,
+/// fits and passes its trial. Compiles OpenCL kernels, so it can take a second.
+///
+/// @param ctx  Must outlive the plan.
+/// @param desc See its fields.
+/// @param out  Receives the plan; NULL on failure. Destroy it with clattn_plan_destroy().
+/// @return CLATTN_OK
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL; a dimension or head count below 1 or over the
+///                                      limit; a negative bound; unknown enum values or bits
+///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
+///         CLATTN_ERR_SHAPE             heads_q is not a multiple of heads_kv
+///         CLATTN_ERR_UNSUPPORTED       what is forced can't serve it, or a reserved feature
+///         CLATTN_ERR_OUT_OF_MEMORY
+/// Threads: any.
+CLATTN_API clattn_status clattn_attention_plan_create(clattn_context *ctx,
+                                                      const clattn_attention_desc *desc,
+                                                      clattn_plan **out);
+
+/// Frees the plan and writes NULL to *plan. NULL and pointers to NULL are ignored. Work that was
+/// enqueued goes on; the plan may be destroyed before it is done.
+CLATTN_API void clattn_plan_destroy(clattn_plan **plan);
+
+/// Bytes of workspace a call needs, or with NULL `call` the most any call within the bounds needs.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; or what is wrong with the call.
+/// Threads: any.
+CLATTN_API clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
+                                                     const clattn_attention_call *call,
+                                                     size_t *bytes);
+
+/// What a plan chose, and why not the others.
+typedef struct clattn_plan_info {
+    size_t struct_size;  ///< set by the caller to sizeof(clattn_plan_info)
+    int32_t algo;        ///< enum clattn_algo
+    int32_t kernel;      ///< enum clattn_kernel; AUTO where the algorithm has no OpenCL kernel
+    char algo_name[32];  ///< "fused", "host", "reference"
+    char kernel_name[32]; ///< "group", "vector"; for "host" the instruction set
+    int32_t tile_q;      ///< rows (query, head of a group) a work-group or thread owns at once
+    int32_t tile_k;      ///< keys in a tile
+    int32_t group_size;  ///< work-items in a work-group; 1 for "host"
+    int32_t vector_width; ///< floats in a vector of the kernel; 0 = scalar work-items
+    int32_t chunk_d;     ///< channels of K or V in local memory at once; 0 = no local memory
+    size_t local_bytes;  ///< local memory of a work-group, by clattn's own bill
+    int32_t is_fallback; ///< 1 where a better-ranked choice was refused or failed
+    int32_t num_refusals; ///< for clattn_plan_get_refusal()
+    char reason[256];    ///< why this choice
+    char build_options[1024]; ///< options the kernel was compiled with; empty without one
+} clattn_plan_info;
+
+/// Fills `info`.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE. Threads: any.
+CLATTN_API clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *info);
+
+/// The n-th refusal, 0 <= n < num_refusals, as "who: why"; NULL past the end. The text lives as
+/// long as the plan. Threads: any.
+CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t n);
+
+/// Runs one forward pass and waits for it. Each buffer is host memory or clattn_mem_create()'s or
+/// the application's cl_mem; host memory is copied to and from the device where it must be.
+///
+/// @param plan From clattn_attention_plan_create().
+/// @param call Lengths within the plan's bounds, and memory.
+/// @return CLATTN_OK                    done
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL, a negative length, a non-finite scale, unknown bits
+///         CLATTN_ERR_STRUCT_SIZE       call->struct_size
+///         CLATTN_ERR_OVER_BOUND        batch, len_q or len_kv over the plan's bound
+///         CLATTN_ERR_SHAPE             a mask extent; batch * heads * length overflows
+///         CLATTN_ERR_STRIDE            a stride is negative, or elements of O overlap
+///         CLATTN_ERR_BUFFER_MISSING    q, k, v, o, mask, lse or workspace absent
+///         CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short
+///         CLATTN_ERR_OVERLAP           O or LSE overlaps an input or each other
+///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
+///         CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined
+/// Threads: one plan may be run from several threads, each with its own outputs and workspace.
+CLATTN_API clattn_status clattn_attention_run(const clattn_plan *plan,
+                                              const clattn_attention_call *call);
+
+/// Everything in one line, on contiguous [batch, heads, length, dim] host memory in float32 with
+/// the default scale. Makes a plan, or takes the one that the context keeps from an equal call.
+///
+/// @param ctx NULL = a context for this call alone, on the best device, which costs its start-up
+///            each time.
+/// @param q   [batch, heads_q, len_q, dim]
+/// @param k   [batch, heads_kv, len_kv, dim]
+/// @param v   [batch, heads_kv, len_kv, dim]
+/// @param o   [batch, heads_q, len_q, dim], written
+/// @param causal Not 0 = causal, bottom-right aligned.
+/// @return as clattn_attention_plan_create() and clattn_attention_run().
+/// Threads: any.
+CLATTN_API clattn_status clattn_attention_f32(clattn_context *ctx, const float *q, const float *k,
+                                              const float *v, float *o, int32_t batch,
+                                              int32_t heads_q, int32_t heads_kv, int32_t len_q,
+                                              int32_t len_kv, int32_t dim, int causal);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // CLATTN_ATTENTION_H

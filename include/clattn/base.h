@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file base.h
+/// Status numbers, data types, memory references, version and the log callback.
+#ifndef CLATTN_BASE_H
+#define CLATTN_BASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CLATTN_VERSION_MAJOR 0
+#define CLATTN_VERSION_MINOR 1
+#define CLATTN_VERSION_PATCH 0
+
+#if defined(_WIN32)
+#if defined(CLATTN_BUILD)
+#define CLATTN_API __declspec(dllexport)
+#elif defined(CLATTN_STATIC)
+#define CLATTN_API
+#else
+#define CLATTN_API __declspec(dllimport)
+#endif
+#elif defined(__GNUC__)
+#define CLATTN_API __attribute__((visibility("default")))
+#else
+#define CLATTN_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// Result of every call that can fail. The numbers are fixed and never reused.
+///
+/// Errors found before the first command leave every output byte untouched. The field and the
+/// values that were wrong go to the log callback, once.
+typedef enum clattn_status {
+    /// Success.
+    CLATTN_OK = 0,
+    /// A value is not legal whatever the others are (a negative length, an unknown flag, a
+    /// non-finite scale, a NULL output pointer).
+    CLATTN_ERR_INVALID_ARGUMENT = 1,
+    /// Head counts, head dimensions or lengths contradict each other (heads_q not a multiple of
+    /// heads_kv, a mask extent that is neither 1 nor the tensor's).
+    CLATTN_ERR_SHAPE = 2,
+    /// A stride is negative, overflows 64 bits, or makes elements of an output overlap.
+    CLATTN_ERR_STRIDE = 3,
+    /// A buffer that the description demands is absent, or its kind does not suit the call.
+    CLATTN_ERR_BUFFER_MISSING = 4,
+    /// A buffer is smaller than its shape and strides reach.
+    CLATTN_ERR_BUFFER_TOO_SMALL = 5,
+    /// An output overlaps an input or another output.
+    CLATTN_ERR_OVERLAP = 6,
+    /// A length is over the bound that the plan was made for.
+    CLATTN_ERR_OVER_BOUND = 7,
+    /// The problem is legal, but the algorithm, kernel or device that was asked for does not
+    /// serve it; the log and the plan info say why.
+    CLATTN_ERR_UNSUPPORTED = 8,
+    /// No device fits the selector, or there is none of the kind that was asked for.
+    CLATTN_ERR_NO_DEVICE = 9,
+    /// The OpenCL library could not be opened, or this build has none.
+    CLATTN_ERR_NO_OPENCL = 10,
+    /// Host or device memory ran out.
+    CLATTN_ERR_OUT_OF_MEMORY = 11,
+    /// A kernel did not compile; the build log went to the log callback.
+    CLATTN_ERR_BUILD = 12,
+    /// Another OpenCL call failed; its name and code are in the log. The output is undefined.
+    CLATTN_ERR_OPENCL = 13,
+    /// A kernel file could not be found or read; the log lists what was tried.
+    CLATTN_ERR_FILE = 14,
+    /// A struct_size is smaller than the first version of the struct, or larger than this
+    /// library's with set bytes behind the known end.
+    CLATTN_ERR_STRUCT_SIZE = 15,
+    /// Handles that do not belong together (a queue of another context or device).
+    CLATTN_ERR_WRONG_CONTEXT = 16,
+    /// A self-test on the device gave wrong numbers.
+    CLATTN_ERR_SELF_TEST = 17,
+    /// A defect of clattn itself; please report it with the log.
+    CLATTN_ERR_INTERNAL = 18
+} clattn_status;
+
+/// Fixed English text for a status, for example "a buffer is too small". Never NULL, also for
+/// numbers that are no status. Threads: any.
+CLATTN_API const char *clattn_status_string(clattn_status status);
+
+/// Version of the library at run time, as major * 10000 + minor * 100 + patch. Threads: any.
+CLATTN_API int clattn_version(void);
+
+/// Storage type of a tensor's elements. 0 means f32.
+typedef enum clattn_dtype {
+    CLATTN_DTYPE_F32 = 0,
+    CLATTN_DTYPE_F16 = 1,  ///< reserved: refused with CLATTN_ERR_UNSUPPORTED for now
+    CLATTN_DTYPE_BF16 = 2, ///< reserved: refused with CLATTN_ERR_UNSUPPORTED for now
+    CLATTN_DTYPE_I8 = 3    ///< reserved: refused with CLATTN_ERR_UNSUPPORTED for now
+} clattn_dtype;
+
+/// What a clattn_buf points to.
+typedef enum clattn_buf_kind {
+    CLATTN_BUF_ABSENT = 0, ///< no memory; legal where the tensor is optional or empty
+    CLATTN_BUF_HOST = 1,   ///< `ptr` is host memory
+    CLATTN_BUF_CL_MEM = 2  ///< `ptr` is a cl_mem, from the application or clattn_mem_create()
+} clattn_buf_kind;
+
+/// A piece of memory. It stays the caller's; clattn retains nothing beyond the call's work.
+typedef struct clattn_buf {
+    int32_t kind;        ///< enum clattn_buf_kind; default CLATTN_BUF_ABSENT
+    uint32_t reserved;   ///< 0
+    void *ptr;           ///< host pointer or cl_mem
+    size_t offset_bytes; ///< where element 0 lies; a multiple of the element size
+    /// Bytes from the start of `ptr` (not from the offset) that may be used. For a cl_mem 0 means
+    /// its whole size. For host memory 0 means that the size is not known and is not checked.
+    size_t size_bytes;
+} clattn_buf;
+
+/// Host memory as a buffer: `bytes` may be 0 where the size is not known.
+static inline clattn_buf clattn_host_buf(const void *ptr, size_t bytes)
+{
+    clattn_buf b;
+    b.kind = ptr ? CLATTN_BUF_HOST : CLATTN_BUF_ABSENT;
+    b.reserved = 0;
+    b.ptr = (void *)(uintptr_t)ptr;
+    b.offset_bytes = 0;
+    b.size_bytes = bytes;
+    return b;
+}
+
+/// How urgent a log message is.
+typedef enum clattn_log_level {
+    CLATTN_LOG_ERROR = 1, ///< a call fails; the text names the field and the values
+    CLATTN_LOG_WARN = 2,  ///< a slower path was taken, a device was passed over
+    CLATTN_LOG_INFO = 3,  ///< one line per plan and per kernel build
+    CLATTN_LOG_DEBUG = 4  ///< what was tried and why it was refused
+} clattn_log_level;
+
+/// Receives each message as one line without a newline; only those that bring a compiler's build
+/// log have line breaks inside. May be called from any thread that calls
+/// clattn and from the context's worker thread, also from two at once.
+typedef void (*clattn_log_fn)(void *user, clattn_log_level level, const char *message);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // CLATTN_BASE_H

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file context.h
+/// A context is one device with its compiled kernels: pick a device, ask what it is, and
+/// allocate memory on it without OpenCL headers.
+#ifndef CLATTN_CONTEXT_H
+#define CLATTN_CONTEXT_H
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// One device: an OpenCL device, or the built-in CPU path. Owns kernel texts, the compiled
+/// programs, and one worker thread that starts when it is first needed.
+/// Thread-safety: safe; a context may be used from several threads at once, except destroy.
+typedef struct clattn_context clattn_context;
+
+/// Bits of clattn_context_desc.flags.
+enum {
+    /// Do not open OpenCL at all; only the built-in CPU path exists.
+    CLATTN_CONTEXT_NO_OPENCL = 1u << 0,
+    /// Skip the small kernel that checks a device's answer before it is chosen.
+    CLATTN_CONTEXT_NO_SELF_TEST = 1u << 1
+};
+
+/// How to make a context. Zero means default for every field but struct_size.
+typedef struct clattn_context_desc {
+    size_t struct_size; ///< sizeof(clattn_context_desc), set by clattn_context_desc_init()
+    /// Which device: NULL = $CLATTN_DEVICE, and where that is unset or empty the best one. Digits
+    /// = index as clattn_device_count() counts; "cpu" = the built-in CPU path; else part of the
+    /// platform's or device's name in any case, the first that fits.
+    const char *device;
+    uint32_t flags;         ///< CLATTN_CONTEXT_* bits
+    int32_t threads;        ///< threads of the CPU path; 0 = as many as OpenMP would take
+    const char *kernel_dir; ///< folder of .cl files, tried first; NULL = none
+    const char *cache_dir;  ///< reserved, NULL
+    const char *opencl_library; ///< ICD loader to open; NULL = the system's usual names
+    clattn_log_fn log;      ///< receives messages; NULL = silent, unless $CLATTN_LOG is set
+    void *log_user;         ///< passed to `log`
+    clattn_log_level log_level; ///< most verbose level passed on; 0 = CLATTN_LOG_WARN
+} clattn_context_desc;
+
+/// Sets every field of `desc` to its default and struct_size to `size`.
+/// @param size sizeof(clattn_context_desc) of the caller. NULL `desc` is ignored.
+CLATTN_API void clattn_context_desc_init(clattn_context_desc *desc, size_t size);
+
+/// What kind of device it is.
+typedef enum clattn_device_type {
+    CLATTN_DEVICE_BUILTIN_CPU = 0, ///< the CPU path, no OpenCL
+    CLATTN_DEVICE_CPU = 1,         ///< OpenCL, CPU
+    CLATTN_DEVICE_GPU = 2,         ///< OpenCL, GPU
+    CLATTN_DEVICE_ACCELERATOR = 3, ///< OpenCL, accelerator
+    CLATTN_DEVICE_OTHER = 4        ///< OpenCL, custom or unknown
+} clattn_device_type;
+
+/// The facts about a device that planning uses. Filled by clattn_device_get_info() and
+/// clattn_context_get_device_info().
+typedef struct clattn_device_info {
+    size_t struct_size;      ///< set by the caller to sizeof(clattn_device_info)
+    int32_t index;           ///< as in a selector; -1 for a device adopted from the application
+    int32_t type;            ///< enum clattn_device_type
+    char platform[128];      ///< platform name; "clattn" for the built-in path
+    char name[128];          ///< device name
+    char vendor[128];        ///< device vendor
+    char driver[128];        ///< driver version
+    char version[128];       ///< OpenCL version string
+    int32_t compute_units;   ///< compute units; threads for the built-in path
+    int32_t native_width_f32; ///< floats in the device's own vector
+    size_t max_group;        ///< largest work-group, work-items
+    size_t max_items[3];     ///< largest work-group per dimension, work-items
+    size_t local_bytes;      ///< local memory of a work-group
+    int32_t local_is_global; ///< 1 where local memory is ordinary memory
+    int32_t host_unified;    ///< 1 where host and device share memory
+    size_t global_bytes;     ///< global memory
+    size_t max_alloc_bytes;  ///< largest single allocation
+    size_t cache_bytes;      ///< the device's global memory cache; 0 = unknown
+    int32_t has_fp16;        ///< 1 with cl_khr_fp16
+    int32_t has_subgroups;   ///< 1 with sub-groups
+    int32_t vector_shape;    ///< 1 where the kernel with vector lanes as rows is preferred
+    uint32_t quirks;         ///< driver quirks that were switched on, bits
+    int32_t rank;            ///< 0 = the device that would be chosen, then upward
+} clattn_device_info;
+
+/// Counts the devices: all OpenCL devices in the order of their platforms, and after them the
+/// built-in CPU path, which always exists and whose index is *count - 1.
+/// @param desc  May be NULL. `flags`, `opencl_library` and the log fields are used.
+/// @param count Receives the number, at least 1.
+/// @return CLATTN_OK, also where there is no OpenCL; CLATTN_ERR_INVALID_ARGUMENT for NULL `count`;
+///         CLATTN_ERR_STRUCT_SIZE; CLATTN_ERR_OUT_OF_MEMORY.
+/// Threads: any.
+CLATTN_API clattn_status clattn_device_count(const clattn_context_desc *desc, int32_t *count);
+
+/// Fills `info` with the facts of the device of this index.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL `info`; CLATTN_ERR_NO_DEVICE for an
+///         index out of range; CLATTN_ERR_STRUCT_SIZE; CLATTN_ERR_OUT_OF_MEMORY.
+/// Threads: any.
+CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc, int32_t index,
+                                                clattn_device_info *info);
+
+/// Makes a context on the device that `desc` selects.
+///
+/// Without a selector the best device is taken, from facts alone: discrete GPU, other GPU,
+/// accelerator, OpenCL CPU device whose native float vector has 4 or more elements, the built-in
+/// CPU path, anything else; among equals the one with more compute units. A device whose self-test
+/// fails is passed over with a warning; a device that was named and fails it is refused.
+///
+/// @param desc NULL = all defaults.
+/// @param out  Receives the context; NULL on failure. Destroy it with clattn_context_destroy().
+/// @return CLATTN_OK
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL `out`, unknown flag bits, negative threads
+///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
+///         CLATTN_ERR_NO_DEVICE         no device fits the selector
+///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL
+///         CLATTN_ERR_SELF_TEST, CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL  the named device does not work
+///         CLATTN_ERR_OUT_OF_MEMORY
+/// Threads: any.
+CLATTN_API clattn_status clattn_context_create(const clattn_context_desc *desc,
+                                               clattn_context **out);
+
+/// Waits for work in flight on the CPU path's worker, then frees the context and writes NULL to
+/// *ctx. NULL and pointers to NULL are ignored. Plans of the context must be destroyed before.
+CLATTN_API void clattn_context_destroy(clattn_context **ctx);
+
+/// Fills `info` with the facts of the context's device.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE. Threads: any.
+CLATTN_API clattn_status clattn_context_get_device_info(const clattn_context *ctx,
+                                                        clattn_device_info *info);
+
+/// How many OpenCL programs this context has compiled since it was made. Threads: any.
+CLATTN_API uint64_t clattn_context_build_count(const clattn_context *ctx);
+
+/// Allocates memory on the context's device: a cl_mem, or host memory for the built-in path.
+/// @param bytes At least 1.
+/// @param out   Receives the buffer, whose kind says what it is.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT; CLATTN_ERR_OUT_OF_MEMORY; CLATTN_ERR_OPENCL.
+/// Threads: any.
+CLATTN_API clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *out);
+
+/// Copies `bytes` from host memory to `dst` at offset_bytes. Blocks.
+/// @return as clattn_mem_create(), and CLATTN_ERR_BUFFER_TOO_SMALL. Threads: any.
+CLATTN_API clattn_status clattn_mem_write(clattn_context *ctx, const clattn_buf *dst,
+                                          const void *src, size_t bytes);
+
+/// Copies `bytes` from `src` at offset_bytes to host memory. Blocks.
+/// @return as clattn_mem_write(). Threads: any.
+CLATTN_API clattn_status clattn_mem_read(clattn_context *ctx, const clattn_buf *src, void *dst,
+                                         size_t bytes);
+
+/// Frees memory of clattn_mem_create() and makes `buf` absent. NULL and absent are ignored.
+CLATTN_API void clattn_mem_destroy(clattn_context *ctx, clattn_buf *buf);
+
+#ifdef CLATTN_EXPERIMENTAL
+/// What clattn_context_measure() measures.
+typedef enum clattn_measure {
+    CLATTN_MEASURE_FMA_F32 = 0,  ///< fused multiply-adds in registers, GFLOP/s (2 per FMA)
+    CLATTN_MEASURE_READ = 1      ///< reading `bytes` of memory once, GB/s (10^9 bytes)
+} clattn_measure;
+
+/// Measures what a small kernel (for the built-in path: a C loop with the same threads) reaches
+/// on the device now; the best of several runs.
+/// @param bytes For CLATTN_MEASURE_READ, else ignored.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT; CLATTN_ERR_BUILD; CLATTN_ERR_OPENCL;
+///         CLATTN_ERR_OUT_OF_MEMORY. Threads: any, but two at once disturb each other.
+CLATTN_API clattn_status clattn_context_measure(clattn_context *ctx, clattn_measure what,
+                                                size_t bytes, double *value);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // CLATTN_CONTEXT_H

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file opencl.h
+/// Everything that needs OpenCL types: adopt the application's context, run on its queue.
+///
+/// The functions exist in a build without OpenCL too and return CLATTN_ERR_NO_OPENCL there.
+#ifndef CLATTN_OPENCL_H
+#define CLATTN_OPENCL_H
+
+#ifndef CL_TARGET_OPENCL_VERSION
+#define CL_TARGET_OPENCL_VERSION 120
+#endif
+#if defined(__APPLE__)
+#include <OpenCL/cl.h>
+#else
+#include <CL/cl.h>
+#endif
+
+#include "attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// Makes a context on an application's cl_context and device. Both are retained until
+/// clattn_context_destroy().
+///
+/// @param desc       NULL = all defaults. `device` is ignored.
+/// @param cl_ctx     The application's context.
+/// @param cl_dev     One of its devices.
+/// @param queue      Queue for clattn_attention_run() and for trials at plan time, retained; NULL
+///                   = clattn makes one of its own.
+/// @param out        Receives the context; NULL on failure.
+/// @return as clattn_context_create(), and CLATTN_ERR_WRONG_CONTEXT where `cl_dev` or `queue` is
+///         not of `cl_ctx`; CLATTN_ERR_NO_OPENCL in a build without OpenCL.
+/// Threads: any.
+CLATTN_API clattn_status clattn_context_create_opencl(const clattn_context_desc *desc,
+                                                      cl_context cl_ctx, cl_device_id cl_dev,
+                                                      cl_command_queue queue,
+                                                      clattn_context **out);
+
+/// The cl_context of a clattn context, NULL for the built-in CPU path. Not retained for the caller.
+CLATTN_API cl_context clattn_context_cl_context(const clattn_context *ctx);
+
+/// The device of a clattn context, NULL for the built-in CPU path.
+CLATTN_API cl_device_id clattn_context_cl_device(const clattn_context *ctx);
+
+/// Enqueues one forward pass, as clattn_attention_run() computes it, and returns at once. Every
+/// buffer that is present must be a CLATTN_BUF_CL_MEM of the queue's context.
+///
+/// @param plan   From clattn_attention_plan_create(). Not changed.
+/// @param call   Lengths within the plan's bounds, and memory. Memory stays the caller's and must
+///               live until `done`; the struct itself may go when the call returns.
+/// @param queue  Command queue of the plan's device and context; in-order or out-of-order.
+/// @param num_wait,wait  Events to wait for, as in clEnqueueNDRangeKernel().
+/// @param done   Receives an event that covers all of the work, which the caller releases, or
+///               NULL. Work of nothing (batch or len_q 0) gives an event too.
+///
+/// @return CLATTN_OK  queued, not finished; else as clattn_attention_run(), and
+///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
+///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or a plan of the built-in CPU path
+///         On an error before the first command nothing was queued.
+/// A plan that fell back to the CPU path, or was forced to it, serves cl_mem too: without blocking
+/// the caller it maps the buffers and computes on a thread of the context.
+/// Threads: one plan may be enqueued from several threads, each with its own workspace.
+CLATTN_API clattn_status clattn_attention_enqueue(const clattn_plan *plan,
+                                                  const clattn_attention_call *call,
+                                                  cl_command_queue queue, cl_uint num_wait,
+                                                  const cl_event *wait, cl_event *done);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // CLATTN_OPENCL_H

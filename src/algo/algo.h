@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// One algorithm: what it proposes for a problem on a device, how a proposal is made ready, and how
+// a call runs on it. Only files of this folder know both attention and OpenCL.
+#ifndef CLA_ALGO_ALGO_H
+#define CLA_ALGO_ALGO_H
+
+#include "caps.h"
+#include "context.h"
+#include "problem.h"
+#include "tile.h"
+#include "util/notes.h"
+
+// What prepare() leaves for the calls, private to the algorithm.
+struct cla_prepared;
+
+// Where an asynchronous call goes. The OpenCL types are hidden so that this header needs none:
+// queue is a cl_command_queue, wait a const cl_event *, done a cl_event *.
+struct cla_submit {
+    void *queue;
+    uint32_t num_wait;
+    const void *wait;
+    void *done;
+};
+
+struct cla_algo {
+    int32_t id; // enum clattn_algo
+    const char *name;
+    // Pure. Writes at most `max` tiles, best first; 0 with a note where it cannot serve.
+    int (*propose)(const struct cla_problem *p, const struct cla_caps *caps, struct cla_tile *out,
+                   int max, struct cla_notes *refusals);
+    // Builds what the proposal needs. `options` receives the build options.
+    clattn_status (*prepare)(clattn_context *ctx, const struct cla_problem *p,
+                             const struct cla_tile *tile, struct cla_prepared **out, char *options,
+                             size_t options_size);
+    void (*release)(struct cla_prepared *prepared);
+    // Runs on host memory and cl_mem, and waits.
+    clattn_status (*run)(clattn_context *ctx, const struct cla_problem *p,
+                         const struct cla_prepared *prepared, const struct cla_call *call);
+    // Enqueues on cl_mem and returns.
+    clattn_status (*enqueue)(clattn_context *ctx, const struct cla_problem *p,
+                             const struct cla_prepared *prepared, const struct cla_call *call,
+                             const struct cla_submit *submit);
+};
+
+// In the order in which they are tried.
+extern const struct cla_algo *const cla_algos[];
+extern const int cla_algos_count;
+
+extern const struct cla_algo cla_algo_fused;
+extern const struct cla_algo cla_algo_host;
+extern const struct cla_algo cla_algo_reference;
+
+// A tiny problem with every feature of `p`, run on `prepared` and compared with the reference.
+// CLATTN_ERR_SELF_TEST, with the worst element in `why`, where the numbers are wrong.
+clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
+                        const struct cla_algo *algo, const struct cla_prepared *prepared,
+                        const struct cla_tile *tile, char *why, size_t why_size);
+
+// The CPU path on cl_mem; without OpenCL these say so. `reference` picks the double reference.
+clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
+                              const struct cla_call *call, bool reference);
+clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
+                               const struct cla_call *call, bool reference,
+                               const struct cla_submit *submit);
+
+// Computes on host pointers at element 0.
+clattn_status cla_host_compute(const clattn_context *ctx, const struct cla_problem *p,
+                               const struct cla_call *call, const struct cla_host_mem *mem,
+                               bool reference);
+
+// The six buffers of a call, to walk over them. Absent ones have end_bytes 0.
+enum { CLA_CALL_BUFS = 6 };
+struct cla_call_buf {
+    const char *name;
+    clattn_buf *buf;
+    size_t begin_bytes; // offset of element 0
+    size_t end_bytes;   // bytes from the start of the memory that are reached
+    bool output;
+};
+void cla_call_bufs(const struct cla_problem *p, struct cla_call *call,
+                   struct cla_call_buf out[CLA_CALL_BUFS]);
+
+#endif // CLA_ALGO_ALGO_H

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fused attention on OpenCL: one pass over K and V, the online normaliser, no score matrix
+// (FlashAttention-2 order, arXiv 2307.08691). Two kernel shapes: fused_group.cl, fused_vector.cl.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "abi.h"
+#include "algo/stage_ocl.h"
+#include "ocl/error.h"
+#include "ocl/launch.h"
+
+struct cla_prepared {
+    struct cla_kernels *kernels;
+    struct cla_tile tile;
+};
+
+// Rows over which sums in one register lose precision; see docs/math.md.
+enum { LONG_ROWS_KEYS = 16384 };
+
+static int propose(const struct cla_problem *p, const struct cla_caps *caps, struct cla_tile *out,
+                   int max, struct cla_notes *refusals)
+{
+    if (caps->type == CLA_DEVICE_BUILTIN) {
+        cla_note(refusals, "fused: the context's device is the built-in CPU path");
+        return 0;
+    }
+    if (!caps->compiler) {
+        cla_note(refusals, "fused: the device has no OpenCL C compiler");
+        return 0;
+    }
+    const int32_t best = cla_caps_vector_shape(caps) ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
+    const int32_t first = p->kernel == CLATTN_KERNEL_AUTO ? best : p->kernel;
+    // The other shape is slow here, but right: it comes behind all tiles of the first.
+    int n = cla_tile_rank(p, caps, first, out, max, refusals);
+    if (p->kernel == CLATTN_KERNEL_AUTO && n < max) {
+        const int32_t other = first == CLATTN_KERNEL_GROUP ? CLATTN_KERNEL_VECTOR
+                                                           : CLATTN_KERNEL_GROUP;
+        n += cla_tile_rank(p, caps, other, out + n, max - n, refusals);
+    }
+    return n;
+}
+
+// ---- build -------------------------------------------------------------------------------------
+
+// Numbers only, so that no caller's text ever reaches the compiler.
+static void build_options(const struct cla_problem *p, const struct cla_tile *t, char *options,
+                          size_t size)
+{
+    const int mask_kind = p->mask ? CLA_MASK_GENERAL : p->causal ? CLA_MASK_WINDOW : CLA_MASK_NONE;
+    int n = snprintf(options, size,
+                     "-cl-std=CL1.2 -DDIM_QK=%d -DDIM_V=%d -DMASK_KIND=%d -DDTYPE_Q=%d "
+                     "-DDTYPE_KV=%d -DDTYPE_O=%d -DTILE_K=%d",
+                     (int)p->dim_qk, (int)p->dim_v, mask_kind, (int)p->dtype_q, (int)p->dtype_kv,
+                     (int)p->dtype_o, (int)t->tile_k);
+    if (t->kernel == CLATTN_KERNEL_VECTOR)
+        snprintf(options + n, size - (size_t)n, " -DW=%d -DQV=%d -DRK=%d -DRD=%d", (int)t->width,
+                 (int)t->vecs_q, (int)t->block_k, (int)t->block_d);
+    else
+        snprintf(options + n, size - (size_t)n,
+                 " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d -DALIGNED16=0",
+                 (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
+                 p->max_len_kv > LONG_ROWS_KEYS);
+}
+
+// The compiled kernel's own figures, where the driver is known to tell the truth.
+static clattn_status check_limits(clattn_context *ctx, const struct cla_kernels *kernels,
+                                  const struct cla_tile *t)
+{
+    size_t group = 0, local = 0;
+    const size_t need = t->kernel == CLATTN_KERNEL_GROUP ? (size_t)(t->items_q * t->items_k) : 1;
+    if (ctx->caps.quirks & CLA_QUIRK_KERNEL_QUERIES_LIE)
+        return CLATTN_OK;
+    clattn_status st = cla_kernels_limits(kernels, ctx->ocl->device, &group, &local);
+    if (st != CLATTN_OK)
+        return st;
+    if (group < need || local > ctx->caps.local_bytes) {
+        cla_logf(&ctx->log, CLATTN_LOG_DEBUG,
+                 "fused: the compiled kernel allows groups of %zu (needs %zu) and takes %zu bytes "
+                 "of local memory (there are %zu)",
+                 group, need, local, ctx->caps.local_bytes);
+        return CLATTN_ERR_UNSUPPORTED;
+    }
+    return CLATTN_OK;
+}
+
+static void release(struct cla_prepared *prepared)
+{
+    if (!prepared)
+        return;
+    cla_kernels_destroy(&prepared->kernels);
+    free(prepared);
+}
+
+static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
+                             const struct cla_tile *tile, struct cla_prepared **out, char *options,
+                             size_t options_size)
+{
+    clattn_status st = CLATTN_OK;
+    const bool vector = tile->kernel == CLATTN_KERNEL_VECTOR;
+    cl_program program = NULL;
+    struct cla_prepared *prepared = calloc(1, sizeof *prepared);
+    if (!prepared)
+        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a prepared kernel");
+    prepared->tile = *tile;
+    build_options(p, tile, options, options_size);
+    CLA_TRY(cla_ocl_build(ctx, vector ? "fused_vector.cl" : "fused_group.cl", options,
+                          CLATTN_LOG_WARN, &program));
+    CLA_TRY(cla_kernels_create(ctx->ocl->cl, program, vector ? "fused_vector" : "fused_group",
+                               &ctx->log, &prepared->kernels));
+    CLA_TRY(check_limits(ctx, prepared->kernels, tile));
+    *out = prepared;
+    prepared = NULL;
+done:
+    if (program)
+        ctx->ocl->cl->ReleaseProgram(program); // the kernels keep it
+    release(prepared);
+    return st;
+}
+
+// ---- launch ------------------------------------------------------------------------------------
+
+static struct cla_fwd_tensor tensor_arg(const struct cla_tensor *t)
+{
+    return (struct cla_fwd_tensor){t->offset, t->stride[0], t->stride[1], t->stride[2]};
+}
+
+static bool aligned16(const struct cla_tensor *t)
+{
+    return t->offset % 4 == 0 && t->stride[0] % 4 == 0 && t->stride[1] % 4 == 0 &&
+           t->stride[2] % 4 == 0;
+}
+
+static void fill_args(const struct cla_problem *p, const struct cla_tile *tile,
+                      const struct cla_call *c, struct cla_fwd_args *a)
+{
+    const int64_t rows = (int64_t)c->len_q * p->group;
+    *a = (struct cla_fwd_args){
+        .q = tensor_arg(&c->q),
+        .k = tensor_arg(&c->k),
+        .v = tensor_arg(&c->v),
+        .o = tensor_arg(&c->o),
+        .mask = {c->mask.offset, c->mask.stride[0], c->mask.stride[1], c->mask.stride[2],
+                 c->mask.stride[3]},
+        .lse_offset = c->lse_offset,
+        .batch = c->batch,
+        .heads_q = p->heads_q,
+        .heads_kv = p->heads_kv,
+        .group = p->group,
+        .len_q = c->len_q,
+        .len_kv = c->len_kv,
+        .win_lo = c->win_lo,
+        .win_hi = c->win_hi,
+        .scale = c->scale,
+        .num_tiles = (cla_i32)((rows + tile->tile_q - 1) / tile->tile_q),
+    };
+    if (p->lse)
+        a->flags |= CLA_FWD_HAS_LSE;
+    if (p->mask)
+        a->flags |= CLA_FWD_HAS_MASK;
+    if (p->dim_qk % 4 == 0 && p->dim_v % 4 == 0 && aligned16(&c->q) && aligned16(&c->k) &&
+        aligned16(&c->v) && aligned16(&c->o))
+        a->flags |= CLA_FWD_ALIGNED16;
+}
+
+static clattn_status enqueue(clattn_context *ctx, const struct cla_problem *p,
+                             const struct cla_prepared *prepared, const struct cla_call *call,
+                             const struct cla_submit *submit)
+{
+    const struct cla_tile *t = &prepared->tile;
+    struct cla_fwd_args args;
+    fill_args(p, t, call, &args);
+    const clattn_buf *const bufs[] = {&call->q.buf, &call->k.buf, &call->v.buf,
+                                      &call->o.buf, &call->lse,   &call->mask.buf};
+    struct cla_arg arg[7] = {{sizeof args, &args}};
+    for (int i = 0; i < 6; i++)
+        arg[1 + i] = (struct cla_arg){
+            sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
+    const size_t items = t->kernel == CLATTN_KERNEL_GROUP ? (size_t)(t->items_q * t->items_k) : 1;
+    const size_t local[3] = {items, 1, 1};
+    const size_t global[3] = {(size_t)args.num_tiles * items, (size_t)p->heads_kv,
+                              (size_t)call->batch};
+    return cla_kernels_enqueue(prepared->kernels, &ctx->log, arg, 7,
+                               (cl_command_queue)submit->queue, 3, global, local,
+                               submit->num_wait, submit->wait, submit->done);
+}
+
+static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
+                         const struct cla_prepared *prepared, const struct cla_call *call)
+{
+    struct cla_stage stage;
+    clattn_status st = cla_stage_in(ctx, p, call, &stage);
+    if (st != CLATTN_OK)
+        return st;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_event event = NULL;
+    const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, &event};
+    CLA_TRY(enqueue(ctx, p, prepared, &stage.call, &submit));
+    CLA_CL(cl->WaitForEvents(1, &event));
+    CLA_TRY(cla_stage_out(&stage, event));
+done:
+    if (event)
+        cl->ReleaseEvent(event);
+    cla_stage_release(&stage);
+    return st;
+}
+
+const struct cla_algo cla_algo_fused = {
+    .id = CLATTN_ALGO_FUSED,
+    .name = "fused",
+    .propose = propose,
+    .prepare = prepare,
+    .release = release,
+    .run = run,
+    .enqueue = enqueue,
+};

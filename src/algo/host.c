@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU path and the double reference as algorithms: on host memory here, on cl_mem in
+// host_ocl.c.
+#include "host/host.h"
+
+#include <stdio.h>
+
+#include "algo/algo.h"
+#include "ref/ref.h"
+
+static int propose_host(const struct cla_problem *p, const struct cla_caps *caps,
+                        struct cla_tile *out, int max, struct cla_notes *refusals)
+{
+    (void)caps;
+    (void)refusals;
+    if (max < 1)
+        return 0;
+    int32_t width, tile_q, tile_k;
+    cla_host_tile(p, &width, &tile_q, &tile_k);
+    *out = (struct cla_tile){.kernel = CLATTN_KERNEL_AUTO, .tile_q = tile_q, .tile_k = tile_k,
+                             .width = width};
+    snprintf(out->reason, sizeof out->reason, "portable C, instruction set %s, tile %d x %d",
+             cla_host_isa(), (int)tile_q, (int)tile_k);
+    return 1;
+}
+
+static int propose_reference(const struct cla_problem *p, const struct cla_caps *caps,
+                             struct cla_tile *out, int max, struct cla_notes *refusals)
+{
+    (void)p;
+    (void)caps;
+    (void)refusals;
+    if (max < 1)
+        return 0;
+    *out = (struct cla_tile){.kernel = CLATTN_KERNEL_AUTO, .tile_q = 1, .tile_k = 1};
+    snprintf(out->reason, sizeof out->reason, "the definition in double precision, as asked for");
+    return 1;
+}
+
+// Nothing has to be built.
+static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
+                             const struct cla_tile *tile, struct cla_prepared **out, char *options,
+                             size_t options_size)
+{
+    (void)ctx;
+    (void)p;
+    (void)tile;
+    if (options_size)
+        options[0] = '\0';
+    *out = NULL;
+    return CLATTN_OK;
+}
+
+static void release(struct cla_prepared *prepared)
+{
+    (void)prepared;
+}
+
+clattn_status cla_host_compute(const clattn_context *ctx, const struct cla_problem *p,
+                               const struct cla_call *call, const struct cla_host_mem *mem,
+                               bool reference)
+{
+    clattn_status st = reference ? cla_ref_forward(p, call, mem)
+                                 : cla_host_forward(p, call, mem, ctx->threads);
+    if (st == CLATTN_ERR_OUT_OF_MEMORY)
+        return cla_fail(&ctx->log, st, "CPU path: no memory for its scratch");
+    return st;
+}
+
+static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
+                         const struct cla_call *call, bool reference)
+{
+    struct cla_call copy = *call;
+    struct cla_call_buf bufs[CLA_CALL_BUFS];
+    cla_call_bufs(p, &copy, bufs);
+    void *ptr[CLA_CALL_BUFS] = {NULL};
+    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+        if (!bufs[i].end_bytes)
+            continue;
+        if (bufs[i].buf->kind == CLATTN_BUF_CL_MEM)
+            return cla_host_on_mem(ctx, p, call, reference);
+        ptr[i] = (char *)bufs[i].buf->ptr + bufs[i].begin_bytes;
+    }
+    const struct cla_host_mem mem = {
+        .q = ptr[0], .k = ptr[1], .v = ptr[2], .mask = ptr[3], .o = ptr[4], .lse = ptr[5]};
+    return cla_host_compute(ctx, p, call, &mem, reference);
+}
+
+static clattn_status run_host(clattn_context *ctx, const struct cla_problem *p,
+                              const struct cla_prepared *prepared, const struct cla_call *call)
+{
+    (void)prepared;
+    return run(ctx, p, call, false);
+}
+
+static clattn_status run_reference(clattn_context *ctx, const struct cla_problem *p,
+                                   const struct cla_prepared *prepared,
+                                   const struct cla_call *call)
+{
+    (void)prepared;
+    return run(ctx, p, call, true);
+}
+
+static clattn_status enqueue_host(clattn_context *ctx, const struct cla_problem *p,
+                                  const struct cla_prepared *prepared, const struct cla_call *call,
+                                  const struct cla_submit *submit)
+{
+    (void)prepared;
+    return cla_host_enqueue(ctx, p, call, false, submit);
+}
+
+static clattn_status enqueue_reference(clattn_context *ctx, const struct cla_problem *p,
+                                       const struct cla_prepared *prepared,
+                                       const struct cla_call *call,
+                                       const struct cla_submit *submit)
+{
+    (void)prepared;
+    return cla_host_enqueue(ctx, p, call, true, submit);
+}
+
+const struct cla_algo cla_algo_host = {
+    .id = CLATTN_ALGO_HOST,
+    .name = "host",
+    .propose = propose_host,
+    .prepare = prepare,
+    .release = release,
+    .run = run_host,
+    .enqueue = enqueue_host,
+};
+
+const struct cla_algo cla_algo_reference = {
+    .id = CLATTN_ALGO_REFERENCE,
+    .name = "reference",
+    .propose = propose_reference,
+    .prepare = prepare,
+    .release = release,
+    .run = run_reference,
+    .enqueue = enqueue_reference,
+};

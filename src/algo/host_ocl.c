@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU path on cl_mem. The buffers are mapped without blocking, the context's worker computes
+// on the mapped memory, and a user event says when it is done. Maps and unmaps run on a queue of
+// the job's own: on the caller's in-order queue the unmap would wait behind the commands that wait
+// for it.
+#include <stdlib.h>
+#include <string.h>
+
+#include "algo/algo.h"
+#include "context_ocl.h"
+#include "ocl/error.h"
+
+struct host_job {
+    clattn_context *ctx;
+    struct cla_problem p;
+    struct cla_call call;
+    bool reference;
+    cl_command_queue queue;
+    cl_mem mem[CLA_CALL_BUFS];
+    void *ptr[CLA_CALL_BUFS]; // mapped, at element 0; NULL where absent
+    cl_event finished;        // user event; NULL in a blocking call
+    clattn_status status;
+};
+
+// Unmaps what is mapped and waits for it.
+static void unmap_all(struct host_job *job)
+{
+    const struct cla_cl *cl = job->ctx->ocl->cl;
+    const struct cla_log *log = &job->ctx->log;
+    clattn_status st = CLATTN_OK;
+    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+        if (job->ptr[i] &&
+            cla_cl_check(log,
+                         cl->EnqueueUnmapMemObject(job->queue, job->mem[i], job->ptr[i], 0, NULL,
+                                                   NULL),
+                         "clEnqueueUnmapMemObject") != CLATTN_OK)
+            st = CLATTN_ERR_OPENCL;
+        job->ptr[i] = NULL;
+    }
+    if (cla_cl_check(log, cl->Finish(job->queue), "clFinish") != CLATTN_OK)
+        st = CLATTN_ERR_OPENCL;
+    if (job->status == CLATTN_OK)
+        job->status = st;
+}
+
+static void job_free(struct host_job *job)
+{
+    const struct cla_cl *cl = job->ctx->ocl->cl;
+    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+        if (job->mem[i])
+            cl->ReleaseMemObject(job->mem[i]);
+    }
+    if (job->finished)
+        cl->ReleaseEvent(job->finished);
+    if (job->queue)
+        cl->ReleaseCommandQueue(job->queue);
+    free(job);
+}
+
+static clattn_status job_create(clattn_context *ctx, const struct cla_problem *p,
+                                const struct cla_call *call, bool reference,
+                                struct host_job **out)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_int code = CL_SUCCESS;
+    struct host_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a job of the CPU path");
+    job->ctx = ctx;
+    job->p = *p;
+    job->call = *call;
+    job->reference = reference;
+    job->queue = cl->CreateCommandQueue(ctx->ocl->context, ctx->ocl->device, 0, &code);
+    CLA_TRY(cla_cl_check(log, code, "clCreateCommandQueue"));
+    struct cla_call_buf bufs[CLA_CALL_BUFS];
+    cla_call_bufs(p, &job->call, bufs);
+    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+        if (!bufs[i].end_bytes || bufs[i].buf->kind != CLATTN_BUF_CL_MEM)
+            continue;
+        CLA_CL(cl->RetainMemObject(bufs[i].buf->ptr));
+        job->mem[i] = bufs[i].buf->ptr;
+    }
+    *out = job;
+    job = NULL;
+done:
+    if (job)
+        job_free(job);
+    return st;
+}
+
+// Enqueues the maps behind `after` (may be NULL). *last receives an event of the last one, or NULL
+// where nothing had to be mapped.
+static clattn_status map_all(struct host_job *job, cl_event after, cl_event *last)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &job->ctx->log;
+    const struct cla_cl *cl = job->ctx->ocl->cl;
+    struct cla_call_buf bufs[CLA_CALL_BUFS];
+    cla_call_bufs(&job->p, &job->call, bufs);
+    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+        if (!job->mem[i])
+            continue;
+        cl_int code = CL_SUCCESS;
+        cl_event event = NULL;
+        job->ptr[i] = cl->EnqueueMapBuffer(
+            job->queue, job->mem[i], CL_FALSE, bufs[i].output ? CL_MAP_WRITE : CL_MAP_READ,
+            bufs[i].begin_bytes, bufs[i].end_bytes - bufs[i].begin_bytes, after ? 1 : 0,
+            after ? &after : NULL, &event, &code);
+        CLA_TRY(cla_cl_check(log, code, "clEnqueueMapBuffer"));
+        if (*last)
+            cl->ReleaseEvent(*last);
+        *last = event;
+    }
+done:
+    return st;
+}
+
+static void compute(struct host_job *job)
+{
+    struct cla_call_buf bufs[CLA_CALL_BUFS];
+    cla_call_bufs(&job->p, &job->call, bufs);
+    void *ptr[CLA_CALL_BUFS];
+    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+        ptr[i] = job->ptr[i];
+        if (!ptr[i] && bufs[i].end_bytes) // host memory in a blocking call
+            ptr[i] = (char *)bufs[i].buf->ptr + bufs[i].begin_bytes;
+    }
+    const struct cla_host_mem mem = {
+        .q = ptr[0], .k = ptr[1], .v = ptr[2], .mask = ptr[3], .o = ptr[4], .lse = ptr[5]};
+    job->status = cla_host_compute(job->ctx, &job->p, &job->call, &mem, job->reference);
+}
+
+// ---- blocking ----------------------------------------------------------------------------------
+
+clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
+                              const struct cla_call *call, bool reference)
+{
+    struct host_job *job = NULL;
+    clattn_status st = job_create(ctx, p, call, reference, &job);
+    if (st != CLATTN_OK)
+        return st;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_event last = NULL;
+    st = map_all(job, NULL, &last);
+    if (st == CLATTN_OK && last)
+        st = cla_cl_check(&ctx->log, cl->WaitForEvents(1, &last), "clWaitForEvents");
+    if (st == CLATTN_OK)
+        compute(job);
+    if (last)
+        cl->ReleaseEvent(last);
+    unmap_all(job);
+    if (st == CLATTN_OK)
+        st = job->status;
+    job_free(job);
+    return st;
+}
+
+// ---- asynchronous ------------------------------------------------------------------------------
+
+// On the worker: computes, unmaps, and sets the user event whatever happened.
+static void work(void *arg)
+{
+    struct host_job *job = arg;
+    clattn_context *ctx = job->ctx;
+    if (job->status == CLATTN_OK)
+        compute(job);
+    unmap_all(job);
+    ctx->ocl->cl->SetUserEventStatus(job->finished,
+                                     job->status == CLATTN_OK ? CL_COMPLETE
+                                                              : CL_OUT_OF_RESOURCES);
+    job_free(job);
+    cla_context_job_ended(ctx);
+}
+
+// On a thread of the driver, where nothing may block: hands the job to the worker.
+static void CL_CALLBACK mapped(cl_event event, cl_int status, void *arg)
+{
+    (void)event;
+    struct host_job *job = arg;
+    if (status < 0) {
+        job->status = cla_fail(&job->ctx->log, CLATTN_ERR_OPENCL,
+                               "CPU path: mapping the buffers failed: %s",
+                               cla_cl_error_name(status));
+        memset(job->ptr, 0, sizeof job->ptr); // nothing was mapped
+    }
+    // The worker exists: the enqueue that made this job started it.
+    if (!cla_worker_push(cla_context_worker(job->ctx), work, job))
+        work(job);
+}
+
+// An event that says that the caller's queue and wait list let the job begin; NULL where nothing
+// has to be waited for.
+static clattn_status ready_event(clattn_context *ctx, const struct cla_submit *submit,
+                                 cl_event *ready)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_command_queue queue = submit->queue;
+    cl_command_queue_properties props = 0;
+    CLA_CL(cl->GetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof props, &props, NULL));
+    if (submit->num_wait || !(props & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)) {
+        CLA_CL(cl->EnqueueMarkerWithWaitList(queue, submit->num_wait, submit->wait, ready));
+        CLA_CL(cl->Flush(queue));
+    }
+done:
+    return st;
+}
+
+clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
+                               const struct cla_call *call, bool reference,
+                               const struct cla_submit *submit)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    struct host_job *job = NULL;
+    cl_command_queue queue = NULL;
+    cl_event ready = NULL, last = NULL, behind = NULL;
+    cl_int code = CL_SUCCESS;
+    if (!cla_context_worker(ctx))
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the worker of the CPU path");
+    CLA_TRY(job_create(ctx, p, call, reference, &job));
+    job->finished = cl->CreateUserEvent(ctx->ocl->context, &code);
+    CLA_TRY(cla_cl_check(log, code, "clCreateUserEvent"));
+    CLA_TRY(ready_event(ctx, submit, &ready));
+    CLA_TRY(map_all(job, ready, &last));
+    // Later commands of an in-order queue wait here; `done` of any queue is this marker.
+    CLA_CL(cl->EnqueueMarkerWithWaitList(submit->queue, 1, &job->finished, &behind));
+    // From here on the job belongs to the callback, which may end it at once.
+    queue = job->queue;
+    CLA_CL(cl->RetainCommandQueue(queue));
+    cla_context_job_began(ctx);
+    st = cla_cl_check(log, cl->SetEventCallback(last, CL_COMPLETE, mapped, job),
+                      "clSetEventCallback");
+    if (st != CLATTN_OK) {
+        cla_context_job_ended(ctx);
+        goto done;
+    }
+    job = NULL;
+    cl->Flush(queue);
+    cl->Flush(submit->queue);
+    if (submit->done) {
+        *(cl_event *)submit->done = behind;
+        behind = NULL;
+    }
+done:
+    if (job && behind) // nobody else will end what waits for it
+        cl->SetUserEventStatus(job->finished, CL_OUT_OF_RESOURCES);
+    if (behind)
+        cl->ReleaseEvent(behind);
+    if (last)
+        cl->ReleaseEvent(last);
+    if (ready)
+        cl->ReleaseEvent(ready);
+    if (queue)
+        cl->ReleaseCommandQueue(queue);
+    if (job) {
+        unmap_all(job);
+        job_free(job);
+    }
+    return st;
+}

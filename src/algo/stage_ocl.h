@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host memory of a blocking call, brought to the device and back.
+#ifndef CLA_ALGO_STAGE_OCL_H
+#define CLA_ALGO_STAGE_OCL_H
+
+#include "algo/algo.h"
+#include "context_ocl.h"
+
+struct cla_stage_item {
+    cl_mem mem; // owned; NULL where the caller gave a cl_mem
+    void *host; // what the device must write back to; NULL for inputs
+    size_t bytes;
+    bool shared; // the device works on the host's own memory
+};
+
+struct cla_stage {
+    clattn_context *ctx;
+    struct cla_call call; // the caller's, every buffer a cl_mem
+    struct cla_stage_item item[CLA_CALL_BUFS];
+};
+
+// Makes the device copies. On failure what was made is released.
+clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,
+                           const struct cla_call *call, struct cla_stage *s);
+
+// Brings the outputs back after `after`, and waits.
+clattn_status cla_stage_out(struct cla_stage *s, cl_event after);
+
+// Releases the copies.
+void cla_stage_release(struct cla_stage *s);
+
+#endif // CLA_ALGO_STAGE_OCL_H

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/host.h"
+
+// ---- plan --------------------------------------------------------------------------------------
+
+// Builds one choice and tries it. A failure leaves a note and nothing else.
+static clattn_status prepare_choice(clattn_plan *plan, const struct cla_choice *choice)
+{
+    char why[192] = "";
+    struct cla_prepared *prepared = NULL;
+    clattn_status st = choice->algo->prepare(plan->ctx, &plan->problem, &choice->tile, &prepared,
+                                             plan->options, sizeof plan->options);
+    if (st == CLATTN_OK && choice->tile.kernel != CLATTN_KERNEL_AUTO)
+        st = cla_trial(plan->ctx, &plan->problem, choice->algo, prepared, &choice->tile, why,
+                       sizeof why);
+    if (st == CLATTN_OK) {
+        plan->choice = *choice;
+        plan->prepared = prepared;
+        return CLATTN_OK;
+    }
+    choice->algo->release(prepared);
+    cla_note(&plan->refusals, "%s (%s): %s", choice->algo->name, choice->tile.reason,
+             why[0] ? why : clattn_status_string(st));
+    cla_logf(&plan->ctx->log, CLATTN_LOG_WARN, "%s (%s) is given up: %s", choice->algo->name,
+             choice->tile.reason, why[0] ? why : clattn_status_string(st));
+    return st;
+}
+
+static void log_plan(const clattn_plan *plan)
+{
+    const struct cla_problem *p = &plan->problem;
+    cla_logf(&plan->ctx->log, CLATTN_LOG_INFO,
+             "plan: heads %d/%d dim %d%s%s%s -> %s, %s%s", (int)p->heads_q, (int)p->heads_kv,
+             (int)p->dim_qk, p->causal ? " causal" : "", p->mask ? " mask" : "",
+             p->lse ? " lse" : "", plan->choice.algo->name, plan->choice.tile.reason,
+             plan->is_fallback ? " (fallback)" : "");
+    if (plan->is_fallback && plan->choice.algo->id == CLATTN_ALGO_HOST)
+        cla_logf(&plan->ctx->log, CLATTN_LOG_WARN,
+                 "the CPU path computes this plan, not the OpenCL device: %s",
+                 plan->refusals.count ? plan->refusals.text[plan->refusals.count - 1] : "");
+}
+
+// The first choice that builds and passes; *plan is half-built on failure.
+static clattn_status choose(clattn_plan *plan)
+{
+    clattn_context *ctx = plan->ctx;
+    struct cla_ranking *ranking = malloc(sizeof *ranking);
+    if (!ranking)
+        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to plan");
+    cla_plan_rank(&plan->problem, &ctx->caps, ranking);
+    plan->refusals = ranking->refusals;
+    for (int i = 0; i < plan->refusals.count; i++)
+        cla_logf(&ctx->log, CLATTN_LOG_DEBUG, "refused: %s", plan->refusals.text[i]);
+
+    clattn_status st = CLATTN_ERR_UNSUPPORTED;
+    int i = 0;
+    for (; i < ranking->count; i++) {
+        st = prepare_choice(plan, &ranking->choice[i]);
+        if (st == CLATTN_OK || st == CLATTN_ERR_OUT_OF_MEMORY || st == CLATTN_ERR_FILE)
+            break;
+    }
+    // Falling back: something better failed, or OpenCL was there and could not serve.
+    plan->is_fallback = st == CLATTN_OK && plan->problem.algo == CLATTN_ALGO_AUTO &&
+                        (i > 0 || (ctx->ocl && plan->choice.algo->id == CLATTN_ALGO_HOST));
+    if (ranking->count == 0 || i == ranking->count)
+        st = cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED, "nothing can serve this plan: %s",
+                      plan->refusals.count ? plan->refusals.text[plan->refusals.count - 1]
+                                           : "no algorithm");
+    free(ranking);
+    return st;
+}
+
+clattn_status clattn_attention_plan_create(clattn_context *ctx, const clattn_attention_desc *desc,
+                                           clattn_plan **out)
+{
+    if (out)
+        *out = NULL;
+    if (!ctx)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    if (!out)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
+    struct cla_problem problem;
+    clattn_status st = cla_problem_from_desc(desc, &ctx->log, &problem);
+    if (st != CLATTN_OK)
+        return st;
+    clattn_plan *plan = calloc(1, sizeof *plan);
+    if (!plan)
+        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a plan");
+    plan->ctx = ctx;
+    plan->problem = problem;
+    st = choose(plan);
+    if (st == CLATTN_OK) {
+        log_plan(plan);
+        *out = plan;
+    } else {
+        clattn_plan_destroy(&plan);
+    }
+    return st;
+}
+
+void clattn_plan_destroy(clattn_plan **pplan)
+{
+    if (!pplan || !*pplan)
+        return;
+    clattn_plan *plan = *pplan;
+    *pplan = NULL;
+    if (plan->choice.algo)
+        plan->choice.algo->release(plan->prepared);
+    free(plan);
+}
+
+clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
+                                          const clattn_attention_call *call, size_t *bytes)
+{
+    if (!plan)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    if (!bytes)
+        return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "bytes is NULL");
+    if (call) {
+        struct cla_call checked;
+        clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_size(plan->ctx),
+                                          plan->ctx, &plan->ctx->log, &checked);
+        if (st != CLATTN_OK)
+            return st;
+    }
+    *bytes = 0; // neither the fused kernels nor the CPU path materialise anything
+    return CLATTN_OK;
+}
+
+static const char *kernel_name(const clattn_plan *plan)
+{
+    if (plan->choice.tile.kernel == CLATTN_KERNEL_GROUP)
+        return "group";
+    if (plan->choice.tile.kernel == CLATTN_KERNEL_VECTOR)
+        return "vector";
+    return plan->choice.algo->id == CLATTN_ALGO_HOST ? cla_host_isa() : "";
+}
+
+clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *out)
+{
+    if (!plan)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    if (!out)
+        return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "info is NULL");
+    if (out->struct_size < sizeof out->struct_size + sizeof out->algo)
+        return cla_fail(&plan->ctx->log, CLATTN_ERR_STRUCT_SIZE,
+                        "clattn_plan_info.struct_size is %zu", out->struct_size);
+    const struct cla_tile *t = &plan->choice.tile;
+    clattn_plan_info i;
+    memset(&i, 0, sizeof i);
+    i.struct_size = out->struct_size;
+    i.algo = plan->choice.algo->id;
+    i.kernel = t->kernel;
+    snprintf(i.algo_name, sizeof i.algo_name, "%s", plan->choice.algo->name);
+    snprintf(i.kernel_name, sizeof i.kernel_name, "%s", kernel_name(plan));
+    i.tile_q = t->tile_q;
+    i.tile_k = t->tile_k;
+    i.group_size = t->kernel == CLATTN_KERNEL_GROUP ? t->items_q * t->items_k : 1;
+    i.vector_width = t->width;
+    i.chunk_d = t->chunk_d;
+    i.local_bytes = t->local_bytes;
+    i.is_fallback = plan->is_fallback;
+    i.num_refusals = plan->refusals.count;
+    snprintf(i.reason, sizeof i.reason, "%s", t->reason);
+    snprintf(i.build_options, sizeof i.build_options, "%s", plan->options);
+    memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
+    return CLATTN_OK;
+}
+
+const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t n)
+{
+    return plan && n >= 0 && n < plan->refusals.count ? plan->refusals.text[n] : NULL;
+}
+
+// ---- blocking calls ----------------------------------------------------------------------------
+
+clattn_status clattn_attention_run(const clattn_plan *plan, const clattn_attention_call *call)
+{
+    if (!plan)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    struct cla_call checked;
+    clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_size(plan->ctx),
+                                      plan->ctx, &plan->ctx->log, &checked);
+    if (st != CLATTN_OK || checked.batch == 0 || checked.len_q == 0)
+        return st;
+    return plan->choice.algo->run(plan->ctx, &plan->problem, plan->prepared, &checked);
+}
+
+static clattn_status run_f32(const clattn_plan *plan, const float *q, const float *k,
+                             const float *v, float *o, int32_t batch, int32_t len_q,
+                             int32_t len_kv)
+{
+    clattn_attention_call call;
+    clattn_attention_call_init(&call, sizeof call);
+    call.batch = batch;
+    call.len_q = len_q;
+    call.len_kv = len_kv;
+    call.q.buf = clattn_host_buf(q, 0);
+    call.k.buf = clattn_host_buf(k, 0);
+    call.v.buf = clattn_host_buf(v, 0);
+    call.o.buf = clattn_host_buf(o, 0);
+    return clattn_attention_run(plan, &call);
+}
+
+// Takes the kept plan out of the context if it fits, so that no other thread can replace it.
+static clattn_plan *take_kept(clattn_context *ctx, const clattn_attention_desc *desc)
+{
+    clattn_plan *plan = NULL;
+    cla_mutex_lock(ctx->mutex);
+    if (ctx->kept && memcmp(&ctx->kept_desc, desc, sizeof *desc) == 0) {
+        plan = ctx->kept;
+        ctx->kept = NULL;
+    }
+    cla_mutex_unlock(ctx->mutex);
+    return plan;
+}
+
+static void put_kept(clattn_context *ctx, const clattn_attention_desc *desc, clattn_plan *plan)
+{
+    cla_mutex_lock(ctx->mutex);
+    clattn_plan *old = ctx->kept;
+    ctx->kept = plan;
+    ctx->kept_desc = *desc;
+    ctx->kept_release = clattn_plan_destroy;
+    cla_mutex_unlock(ctx->mutex);
+    clattn_plan_destroy(&old);
+}
+
+clattn_status clattn_attention_f32(clattn_context *ctx, const float *q, const float *k,
+                                   const float *v, float *o, int32_t batch, int32_t heads_q,
+                                   int32_t heads_kv, int32_t len_q, int32_t len_kv, int32_t dim,
+                                   int causal)
+{
+    clattn_status st = CLATTN_OK;
+    clattn_context *own = NULL;
+    if (!ctx) {
+        st = clattn_context_create(NULL, &own);
+        if (st != CLATTN_OK)
+            return st;
+        ctx = own;
+    }
+    clattn_attention_desc desc;
+    clattn_attention_desc_init(&desc, sizeof desc);
+    desc.dim_qk = dim;
+    desc.heads_q = heads_q;
+    desc.heads_kv = heads_kv;
+    desc.features = causal ? CLATTN_FEATURE_CAUSAL : 0;
+    clattn_plan *plan = take_kept(ctx, &desc);
+    if (!plan)
+        st = clattn_attention_plan_create(ctx, &desc, &plan);
+    if (st == CLATTN_OK) {
+        st = run_f32(plan, q, k, v, o, batch, len_q, len_kv);
+        put_kept(ctx, &desc, plan);
+    }
+    clattn_context_destroy(&own);
+    return st;
+}

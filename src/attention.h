@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of a plan, shared by attention.c and attention_ocl.c.
+#ifndef CLA_ATTENTION_INTERNAL_H
+#define CLA_ATTENTION_INTERNAL_H
+
+#include "plan.h"
+
+struct clattn_plan {
+    clattn_context *ctx;
+    struct cla_problem problem;
+    struct cla_choice choice;
+    struct cla_prepared *prepared;
+    struct cla_notes refusals; // of the ranking, then what failed to build or in its trial
+    bool is_fallback;
+    char options[1024];
+};
+
+#endif // CLA_ATTENTION_INTERNAL_H

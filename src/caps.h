@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plain facts about a device: all that planning may know of it.
+#ifndef CLA_CAPS_H
+#define CLA_CAPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum cla_device_type { // equal to enum clattn_device_type
+    CLA_DEVICE_BUILTIN = 0,
+    CLA_DEVICE_CPU = 1,
+    CLA_DEVICE_GPU = 2,
+    CLA_DEVICE_ACCELERATOR = 3,
+    CLA_DEVICE_OTHER = 4
+};
+
+// Driver quirks, decided in ocl/device.c only, by facts and measurements.
+enum {
+    // The per-kernel queries (work-group size, local memory) do not tell the truth.
+    CLA_QUIRK_KERNEL_QUERIES_LIE = 1u << 0,
+};
+
+struct cla_caps {
+    char platform[128];
+    char name[128];
+    char vendor[128];
+    char driver[128];
+    char version[128];
+    int type; // enum cla_device_type
+    bool type_has_cpu_bit; // CL_DEVICE_TYPE_CPU is among the type bits
+    bool compiler;         // CL_DEVICE_COMPILER_AVAILABLE and CL_DEVICE_AVAILABLE
+    int32_t compute_units;
+    int32_t native_width_f32; // CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT
+    size_t max_group;         // CL_DEVICE_MAX_WORK_GROUP_SIZE
+    size_t max_items[3];      // CL_DEVICE_MAX_WORK_ITEM_SIZES
+    size_t local_bytes;       // 0 = none
+    bool local_is_global;     // CL_DEVICE_LOCAL_MEM_TYPE is CL_GLOBAL
+    bool host_unified;
+    size_t global_bytes;
+    size_t max_alloc_bytes;
+    size_t cache_bytes; // CL_DEVICE_GLOBAL_MEM_CACHE_SIZE
+    bool has_fp16;
+    bool has_subgroups;
+    uint32_t quirks;
+};
+
+// CPU-shaped: vector lanes as rows are faster than work-groups that share local memory. Never by
+// vendor name: llvmpipe is of type CPU too, but executes scalar work-items (width 1).
+static inline bool cla_caps_vector_shape(const struct cla_caps *c)
+{
+    return c->type_has_cpu_bit && c->native_width_f32 >= 4;
+}
+
+#endif // CLA_CAPS_H

@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+#define CLATTN_EXPERIMENTAL
+#include "context.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device_rank.h"
+#include "host/host.h"
+#include "problem.h"
+
+// ---- descriptions ------------------------------------------------------------------------------
+
+clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_context_desc *out,
+                                  struct cla_log *log)
+{
+    cla_log_init(log, NULL, NULL, CLATTN_LOG_WARN);
+    if (!desc) {
+        clattn_context_desc_init(out, sizeof *out);
+        return CLATTN_OK;
+    }
+    clattn_status st =
+        cla_struct_in("clattn_context_desc", desc, sizeof *out, out, sizeof *out, log);
+    if (st != CLATTN_OK)
+        return st;
+    cla_log_init(log, out->log, out->log_user, out->log_level ? out->log_level : CLATTN_LOG_WARN);
+    const uint32_t known = CLATTN_CONTEXT_NO_OPENCL | CLATTN_CONTEXT_NO_SELF_TEST;
+    if (out->flags & ~known)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "flags has unknown bits 0x%x",
+                        (unsigned)(out->flags & ~known));
+    if (out->threads < 0)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "threads is %d, negative",
+                        (int)out->threads);
+    if (out->cache_dir)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "cache_dir is reserved, not NULL");
+    return CLATTN_OK;
+}
+
+// ---- devices -----------------------------------------------------------------------------------
+
+static void builtin_caps(struct cla_caps *c, int32_t threads)
+{
+    memset(c, 0, sizeof *c);
+    snprintf(c->platform, sizeof c->platform, "clattn");
+    snprintf(c->name, sizeof c->name, "built-in CPU path (%s)", cla_host_isa());
+    snprintf(c->vendor, sizeof c->vendor, "clattn");
+    snprintf(c->driver, sizeof c->driver, "%d.%d.%d", CLATTN_VERSION_MAJOR, CLATTN_VERSION_MINOR,
+             CLATTN_VERSION_PATCH);
+    c->type = CLA_DEVICE_BUILTIN;
+    c->compiler = true;
+    c->host_unified = true;
+    c->compute_units = cla_host_threads(threads);
+    int32_t tile_q, tile_k;
+    const struct cla_problem p = {.dim_qk = 64, .dim_v = 64, .group = 1,
+                                  .max_len_q = 1024, .max_len_kv = 1024};
+    cla_host_tile(&p, &c->native_width_f32, &tile_q, &tile_k);
+}
+
+// All devices: OpenCL's, then the built-in path. The caller frees *list.
+static clattn_status list_devices(const clattn_context_desc *d, const struct cla_log *log,
+                                  struct cla_caps **list, int32_t *count)
+{
+    struct cla_caps *ocl = NULL;
+    int32_t n = 0;
+    if (!(d->flags & CLATTN_CONTEXT_NO_OPENCL)) {
+        clattn_status st = cla_ocl_enumerate(d->opencl_library, log, &ocl, &n);
+        if (st != CLATTN_OK)
+            return st;
+    }
+    struct cla_caps *all = calloc((size_t)n + 1, sizeof *all);
+    if (!all) {
+        free(ocl);
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %d device descriptions", n);
+    }
+    if (n)
+        memcpy(all, ocl, (size_t)n * sizeof *all);
+    free(ocl);
+    builtin_caps(&all[n], d->threads);
+    *list = all;
+    *count = n + 1;
+    return CLATTN_OK;
+}
+
+static clattn_status fill_info(const struct cla_caps *c, int32_t index, int32_t rank,
+                               clattn_device_info *out, const struct cla_log *log)
+{
+    if (out->struct_size < sizeof out->struct_size + sizeof out->index)
+        return cla_fail(log, CLATTN_ERR_STRUCT_SIZE, "clattn_device_info.struct_size is %zu",
+                        out->struct_size);
+    clattn_device_info i;
+    memset(&i, 0, sizeof i);
+    i.struct_size = out->struct_size;
+    i.index = index;
+    i.type = c->type;
+    memcpy(i.platform, c->platform, sizeof i.platform);
+    memcpy(i.name, c->name, sizeof i.name);
+    memcpy(i.vendor, c->vendor, sizeof i.vendor);
+    memcpy(i.driver, c->driver, sizeof i.driver);
+    memcpy(i.version, c->version, sizeof i.version);
+    i.compute_units = c->compute_units;
+    i.native_width_f32 = c->native_width_f32;
+    i.max_group = c->max_group;
+    memcpy(i.max_items, c->max_items, sizeof i.max_items);
+    i.local_bytes = c->local_bytes;
+    i.local_is_global = c->local_is_global;
+    i.host_unified = c->host_unified;
+    i.global_bytes = c->global_bytes;
+    i.max_alloc_bytes = c->max_alloc_bytes;
+    i.cache_bytes = c->cache_bytes;
+    i.has_fp16 = c->has_fp16;
+    i.has_subgroups = c->has_subgroups;
+    i.vector_shape = cla_caps_vector_shape(c);
+    i.quirks = c->quirks;
+    i.rank = rank;
+    memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
+    return CLATTN_OK;
+}
+
+// Position of `index` in the ranking, 0 = best.
+static int32_t rank_of(const struct cla_caps *list, int32_t count, int32_t index)
+{
+    int32_t *order = malloc((size_t)count * sizeof *order);
+    int32_t rank = 0;
+    if (order) {
+        cla_device_rank(list, count, order);
+        while (order[rank] != index)
+            rank++;
+    }
+    free(order);
+    return rank;
+}
+
+clattn_status clattn_device_count(const clattn_context_desc *desc, int32_t *count)
+{
+    struct cla_log log;
+    clattn_context_desc d;
+    clattn_status st = cla_context_desc_in(desc, &d, &log);
+    if (st != CLATTN_OK)
+        return st;
+    if (!count)
+        return cla_fail(&log, CLATTN_ERR_INVALID_ARGUMENT, "count is NULL");
+    struct cla_caps *list = NULL;
+    st = list_devices(&d, &log, &list, count);
+    free(list);
+    return st;
+}
+
+clattn_status clattn_device_get_info(const clattn_context_desc *desc, int32_t index,
+                                     clattn_device_info *info)
+{
+    struct cla_log log;
+    clattn_context_desc d;
+    clattn_status st = cla_context_desc_in(desc, &d, &log);
+    if (st != CLATTN_OK)
+        return st;
+    if (!info)
+        return cla_fail(&log, CLATTN_ERR_INVALID_ARGUMENT, "info is NULL");
+    struct cla_caps *list = NULL;
+    int32_t count = 0;
+    st = list_devices(&d, &log, &list, &count);
+    if (st == CLATTN_OK) {
+        if (index < 0 || index >= count)
+            st = cla_fail(&log, CLATTN_ERR_NO_DEVICE, "device index is %d, there are %d",
+                          (int)index, (int)count);
+        else
+            st = fill_info(&list[index], index, rank_of(list, count, index), info, &log);
+    }
+    free(list);
+    return st;
+}
+
+// ---- create and destroy ------------------------------------------------------------------------
+
+clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **out)
+{
+    clattn_context *ctx = calloc(1, sizeof *ctx);
+    if (!ctx)
+        return CLATTN_ERR_OUT_OF_MEMORY;
+    cla_log_init(&ctx->log, d->log, d->log_user, d->log_level ? d->log_level : CLATTN_LOG_WARN);
+    ctx->index = -1;
+    ctx->threads = cla_host_threads(d->threads);
+    ctx->mutex = cla_mutex_create();
+    if (d->kernel_dir) {
+        const size_t n = strlen(d->kernel_dir) + 1;
+        ctx->kernel_dir = malloc(n);
+        if (ctx->kernel_dir)
+            memcpy(ctx->kernel_dir, d->kernel_dir, n);
+    }
+    if (!ctx->mutex || (d->kernel_dir && !ctx->kernel_dir)) {
+        clattn_context_destroy(&ctx);
+        return CLATTN_ERR_OUT_OF_MEMORY;
+    }
+    *out = ctx;
+    return CLATTN_OK;
+}
+
+// A context on the device of this index.
+static clattn_status open_device(const clattn_context_desc *d, const struct cla_caps *list,
+                                 int32_t count, int32_t index, clattn_context **out)
+{
+    clattn_context *ctx = NULL;
+    clattn_status st = cla_context_alloc(d, &ctx);
+    if (st != CLATTN_OK)
+        return st;
+    ctx->caps = list[index];
+    ctx->index = index;
+    ctx->rank = rank_of(list, count, index);
+    if (list[index].type != CLA_DEVICE_BUILTIN) {
+        CLA_TRY(cla_ocl_open(ctx, d->opencl_library, index));
+        if (!(d->flags & CLATTN_CONTEXT_NO_SELF_TEST))
+            CLA_TRY(cla_ocl_self_test(ctx));
+    }
+    *out = ctx;
+    ctx = NULL;
+done:
+    clattn_context_destroy(&ctx);
+    return st;
+}
+
+static clattn_status open_selected(const clattn_context_desc *d, const char *selector,
+                                   const struct cla_log *log, const struct cla_caps *list,
+                                   int32_t count, clattn_context **out)
+{
+    const int32_t index = cla_device_select(list, count, selector);
+    if (index >= 0)
+        return open_device(d, list, count, index, out);
+    if (count == 1)
+        return cla_fail(log, CLATTN_ERR_NO_OPENCL,
+                        "device \"%s\": there is no OpenCL device, only the built-in CPU path "
+                        "(\"cpu\")",
+                        selector);
+    return cla_fail(log, CLATTN_ERR_NO_DEVICE, "device \"%s\" fits none of %d devices", selector,
+                    (int)count);
+}
+
+static clattn_status open_best(const clattn_context_desc *d, const struct cla_log *log,
+                               const struct cla_caps *list, int32_t count, clattn_context **out)
+{
+    int32_t *order = malloc((size_t)count * sizeof *order);
+    if (!order)
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to rank %d devices", (int)count);
+    cla_device_rank(list, count, order);
+    clattn_status st = CLATTN_ERR_NO_DEVICE;
+    for (int32_t i = 0; i < count; i++) {
+        st = open_device(d, list, count, order[i], out);
+        if (st == CLATTN_OK)
+            break;
+        cla_logf(log, CLATTN_LOG_WARN, "device %d (%s) is passed over: %s", (int)order[i],
+                 list[order[i]].name, clattn_status_string(st));
+    }
+    free(order);
+    return st;
+}
+
+clattn_status clattn_context_create(const clattn_context_desc *desc, clattn_context **out)
+{
+    struct cla_log log;
+    clattn_context_desc d;
+    struct cla_caps *list = NULL;
+    int32_t count = 0;
+    clattn_status st = CLATTN_OK;
+    if (out)
+        *out = NULL;
+    CLA_TRY(cla_context_desc_in(desc, &d, &log));
+    if (!out)
+        CLA_TRY(cla_fail(&log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL"));
+    const char *selector = d.device && d.device[0] ? d.device : NULL;
+    if (!selector)
+        selector = cla_os_env("CLATTN_DEVICE");
+    CLA_TRY(list_devices(&d, &log, &list, &count));
+    CLA_TRY(selector ? open_selected(&d, selector, &log, list, count, out)
+                     : open_best(&d, &log, list, count, out));
+done:
+    free(list);
+    return st;
+}
+
+static bool jobs_in_flight(clattn_context *ctx)
+{
+    cla_mutex_lock(ctx->mutex);
+    const bool any = ctx->jobs > 0;
+    cla_mutex_unlock(ctx->mutex);
+    return any;
+}
+
+void cla_context_job_began(clattn_context *ctx)
+{
+    cla_mutex_lock(ctx->mutex);
+    ctx->jobs++;
+    cla_mutex_unlock(ctx->mutex);
+}
+
+void cla_context_job_ended(clattn_context *ctx)
+{
+    cla_mutex_lock(ctx->mutex);
+    ctx->jobs--;
+    cla_mutex_unlock(ctx->mutex);
+}
+
+void clattn_context_destroy(clattn_context **pctx)
+{
+    if (!pctx || !*pctx)
+        return;
+    clattn_context *ctx = *pctx;
+    *pctx = NULL;
+    if (ctx->kept)
+        ctx->kept_release(&ctx->kept);
+    while (ctx->mutex && jobs_in_flight(ctx))
+        cla_os_sleep_ms(1);
+    cla_worker_destroy(ctx->worker);
+    cla_ocl_close(&ctx->ocl);
+    if (ctx->mutex)
+        cla_mutex_destroy(ctx->mutex);
+    free(ctx->kernel_dir);
+    free(ctx);
+}
+
+struct cla_worker *cla_context_worker(clattn_context *ctx)
+{
+    cla_mutex_lock(ctx->mutex);
+    if (!ctx->worker)
+        ctx->worker = cla_worker_create();
+    struct cla_worker *worker = ctx->worker;
+    cla_mutex_unlock(ctx->mutex);
+    return worker;
+}
+
+size_t (*cla_context_mem_size(const clattn_context *ctx))(void *, void *)
+{
+    return ctx->ocl ? cla_ocl_mem_size : NULL;
+}
+
+clattn_status clattn_context_get_device_info(const clattn_context *ctx, clattn_device_info *info)
+{
+    if (!ctx)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    if (!info)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "info is NULL");
+    return fill_info(&ctx->caps, ctx->index, ctx->rank, info, &ctx->log);
+}
+
+uint64_t clattn_context_build_count(const clattn_context *ctx)
+{
+    return ctx && ctx->ocl ? cla_ocl_build_count(ctx->ocl) : 0;
+}
+
+// ---- memory ------------------------------------------------------------------------------------
+
+clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *out)
+{
+    if (!ctx)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    if (!out || !bytes)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "mem_create: bytes %zu, out %s",
+                        bytes, out ? "set" : "NULL");
+    memset(out, 0, sizeof *out);
+    if (ctx->ocl) {
+        clattn_status st = cla_ocl_mem_create(ctx, bytes, &out->ptr);
+        if (st != CLATTN_OK)
+            return st;
+        out->kind = CLATTN_BUF_CL_MEM;
+    } else {
+        const size_t line = 64; // vectors of the CPU path are loaded from aligned memory
+        if (bytes <= SIZE_MAX - line)
+            out->ptr = aligned_alloc(line, (bytes + line - 1) / line * line);
+        if (!out->ptr)
+            return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %zu bytes", bytes);
+        out->kind = CLATTN_BUF_HOST;
+    }
+    out->size_bytes = bytes;
+    return CLATTN_OK;
+}
+
+static clattn_status check_copy(clattn_context *ctx, const clattn_buf *buf, const void *host,
+                                size_t bytes)
+{
+    if (!ctx)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    if (!buf || !host || !buf->ptr || buf->kind == CLATTN_BUF_ABSENT)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "copy of %zu bytes: NULL", bytes);
+    if (buf->kind == CLATTN_BUF_CL_MEM && !ctx->ocl)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "copy: a cl_mem on the built-in CPU path");
+    if (buf->size_bytes &&
+        (buf->offset_bytes > buf->size_bytes || bytes > buf->size_bytes - buf->offset_bytes))
+        return cla_fail(&ctx->log, CLATTN_ERR_BUFFER_TOO_SMALL,
+                        "copy of %zu bytes at %zu, the buffer has %zu", bytes, buf->offset_bytes,
+                        buf->size_bytes);
+    return CLATTN_OK;
+}
+
+clattn_status clattn_mem_write(clattn_context *ctx, const clattn_buf *dst, const void *src,
+                               size_t bytes)
+{
+    clattn_status st = check_copy(ctx, dst, src, bytes);
+    if (st != CLATTN_OK || !bytes)
+        return st;
+    if (dst->kind == CLATTN_BUF_CL_MEM)
+        return cla_ocl_mem_write(ctx, dst->ptr, dst->offset_bytes, src, bytes);
+    memcpy((char *)dst->ptr + dst->offset_bytes, src, bytes);
+    return CLATTN_OK;
+}
+
+clattn_status clattn_mem_read(clattn_context *ctx, const clattn_buf *src, void *dst, size_t bytes)
+{
+    clattn_status st = check_copy(ctx, src, dst, bytes);
+    if (st != CLATTN_OK || !bytes)
+        return st;
+    if (src->kind == CLATTN_BUF_CL_MEM)
+        return cla_ocl_mem_read(ctx, src->ptr, src->offset_bytes, dst, bytes);
+    memcpy(dst, (const char *)src->ptr + src->offset_bytes, bytes);
+    return CLATTN_OK;
+}
+
+void clattn_mem_destroy(clattn_context *ctx, clattn_buf *buf)
+{
+    if (!buf || !buf->ptr)
+        return;
+    if (buf->kind == CLATTN_BUF_CL_MEM && ctx && ctx->ocl)
+        cla_ocl_mem_destroy(ctx, buf->ptr);
+    else if (buf->kind == CLATTN_BUF_HOST)
+        free(buf->ptr);
+    memset(buf, 0, sizeof *buf);
+}
+
+clattn_status clattn_context_measure(clattn_context *ctx, clattn_measure what, size_t bytes,
+                                     double *value)
+{
+    if (!ctx)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    if (!value || (int)what < CLATTN_MEASURE_FMA_F32 || (int)what > CLATTN_MEASURE_READ ||
+        (what == CLATTN_MEASURE_READ && !bytes))
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "measure %d of %zu bytes into %s", (int)what, bytes,
+                        value ? "a value" : "NULL");
+    if (ctx->ocl)
+        return cla_ocl_measure(ctx, (int32_t)what, bytes, value);
+    *value = what == CLATTN_MEASURE_FMA_F32 ? cla_host_peak_fma(ctx->threads)
+                                            : cla_host_peak_read(ctx->threads, bytes);
+    return *value > 0.0 ? CLATTN_OK
+                        : cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "measure: out of memory");
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of a context: device, facts, log, worker, and the OpenCL half where there is one.
+#ifndef CLA_CONTEXT_INTERNAL_H
+#define CLA_CONTEXT_INTERNAL_H
+
+#include "caps.h"
+#include "clattn/attention.h"
+#include "util/log.h"
+#include "util/os.h"
+
+struct cla_ocl; // context_ocl.h
+
+struct clattn_context {
+    struct cla_log log;
+    struct cla_caps caps;
+    int32_t index;       // as in a selector, -1 where adopted
+    int32_t rank;        // 0 = the device that would be chosen
+    int32_t threads;     // of the CPU path
+    char *kernel_dir;    // NULL = none
+    struct cla_ocl *ocl; // NULL for the built-in CPU path
+    struct cla_mutex *mutex;   // guards what follows
+    struct cla_worker *worker; // CPU path on cl_mem; made when first needed
+    int32_t jobs;              // asynchronous jobs of the CPU path that have not ended
+    struct clattn_plan *kept;  // plan of the last clattn_attention_f32()
+    clattn_attention_desc kept_desc;
+    void (*kept_release)(struct clattn_plan **plan);
+};
+
+// The context's worker, started on first use; NULL if memory ran out.
+struct cla_worker *cla_context_worker(clattn_context *ctx);
+
+// An asynchronous job of the CPU path; destroying the context waits until all have ended.
+void cla_context_job_began(clattn_context *ctx);
+void cla_context_job_ended(clattn_context *ctx);
+
+// Byte size of a cl_mem of this context, 0 if it is none; for cla_call_check(). NULL where the
+// context has no OpenCL.
+size_t (*cla_context_mem_size(const clattn_context *ctx))(void *ctx, void *mem);
+
+// ---- the OpenCL half; in a build without OpenCL these say that there is none -------------------
+
+// Facts of every OpenCL device, in the order of platforms. CLATTN_OK with *count = 0 where there
+// is no OpenCL or no device. The caller frees *caps.
+clattn_status cla_ocl_enumerate(const char *library, const struct cla_log *log,
+                                struct cla_caps **caps, int32_t *count);
+
+// Opens the index-th device of cla_ocl_enumerate() and fills ctx->ocl and ctx->caps.
+clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t index);
+
+// A kernel with a barrier, 64-bit arithmetic and the argument block, whose answer is checked.
+clattn_status cla_ocl_self_test(clattn_context *ctx);
+
+// NULL-safe.
+void cla_ocl_close(struct cla_ocl **ocl);
+
+uint64_t cla_ocl_build_count(const struct cla_ocl *ocl);
+size_t cla_ocl_mem_size(void *ctx, void *mem);
+clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem);
+void cla_ocl_mem_destroy(clattn_context *ctx, void *mem);
+clattn_status cla_ocl_mem_write(clattn_context *ctx, void *mem, size_t offset, const void *src,
+                                size_t bytes);
+clattn_status cla_ocl_mem_read(clattn_context *ctx, void *mem, size_t offset, void *dst,
+                               size_t bytes);
+clattn_status cla_ocl_measure(clattn_context *ctx, int32_t what, size_t bytes, double *value);
+
+// Shared by context.c and context_ocl.c: a context with its log, threads and folder, no device.
+clattn_status cla_context_alloc(const clattn_context_desc *desc, clattn_context **out);
+
+// Reads and checks the caller's description; NULL gives the defaults.
+clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_context_desc *out,
+                                  struct cla_log *log);
+
+#endif // CLA_CONTEXT_INTERNAL_H

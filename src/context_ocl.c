@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#define CLATTN_EXPERIMENTAL
+#include "context_ocl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "abi.h"
+#include "clattn/opencl.h"
+#include "ocl/device.h"
+#include "ocl/error.h"
+#include "ocl/launch.h"
+#include "ocl/source.h"
+
+// ---- devices -----------------------------------------------------------------------------------
+
+clattn_status cla_ocl_enumerate(const char *library, const struct cla_log *log,
+                                struct cla_caps **caps, int32_t *count)
+{
+    struct cla_cl *cl = NULL;
+    struct cla_cl_device *list = NULL;
+    *caps = NULL;
+    *count = 0;
+    clattn_status st = cla_cl_open(library, log, &cl);
+    if (st == CLATTN_ERR_NO_OPENCL)
+        return CLATTN_OK; // the built-in path remains; the loader's reasons are in the log
+    CLA_TRY(st);
+    int32_t n = 0;
+    CLA_TRY(cla_cl_devices(cl, log, &list, &n));
+    if (n) {
+        *caps = malloc((size_t)n * sizeof **caps);
+        if (!*caps)
+            CLA_TRY(cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %d devices", (int)n));
+    }
+    for (int32_t i = 0; i < n; i++)
+        (*caps)[i] = list[i].caps;
+    *count = n;
+done:
+    free(list);
+    cla_cl_close(&cl);
+    return st;
+}
+
+// ---- open and close ----------------------------------------------------------------------------
+
+// A queue, and the program cache; the rest of ctx->ocl is filled.
+static clattn_status finish_open(clattn_context *ctx, cl_command_queue queue)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    struct cla_ocl *ocl = ctx->ocl;
+    cl_int code = CL_SUCCESS;
+    if (queue) {
+        CLA_CL(ocl->cl->RetainCommandQueue(queue));
+        ocl->queue = queue;
+    } else {
+        ocl->queue = ocl->cl->CreateCommandQueue(ocl->context, ocl->device, 0, &code);
+        CLA_TRY(cla_cl_check(log, code, "clCreateCommandQueue"));
+    }
+    CLA_TRY(cla_programs_create(ocl->cl, ocl->context, ocl->device, log, &ocl->programs));
+done:
+    return st;
+}
+
+clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t index)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    struct cla_cl_device *list = NULL;
+    int32_t n = 0;
+    ctx->ocl = calloc(1, sizeof *ctx->ocl);
+    if (!ctx->ocl)
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for an OpenCL context");
+    CLA_TRY(cla_cl_open(library, log, &ctx->ocl->cl));
+    CLA_TRY(cla_cl_devices(ctx->ocl->cl, log, &list, &n));
+    if (index >= n)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_NO_DEVICE, "device %d is gone, there are %d", (int)index,
+                         (int)n));
+    if (!list[index].caps.compiler)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_UNSUPPORTED, "device %d (%s) has no OpenCL C compiler",
+                         (int)index, list[index].caps.name));
+    ctx->ocl->device = list[index].device;
+    const cl_context_properties props[] = {CL_CONTEXT_PLATFORM,
+                                           (cl_context_properties)list[index].platform, 0};
+    cl_int code = CL_SUCCESS;
+    ctx->ocl->context =
+        ctx->ocl->cl->CreateContext(props, 1, &ctx->ocl->device, NULL, NULL, &code);
+    CLA_TRY(cla_cl_check(log, code, "clCreateContext"));
+    CLA_TRY(finish_open(ctx, NULL));
+done:
+    free(list);
+    return st;
+}
+
+void cla_ocl_close(struct cla_ocl **pocl)
+{
+    if (!*pocl)
+        return;
+    struct cla_ocl *ocl = *pocl;
+    *pocl = NULL;
+    cla_programs_destroy(&ocl->programs);
+    if (ocl->queue)
+        ocl->cl->ReleaseCommandQueue(ocl->queue);
+    if (ocl->context)
+        ocl->cl->ReleaseContext(ocl->context);
+    cla_cl_close(&ocl->cl);
+    free(ocl);
+}
+
+// ---- an application's context ------------------------------------------------------------------
+
+static clattn_status check_adopted(const struct cla_cl *cl, const struct cla_log *log,
+                                   cl_context cl_ctx, cl_device_id cl_dev, cl_command_queue queue)
+{
+    clattn_status st = CLATTN_OK;
+    cl_device_id *devices = NULL;
+    size_t bytes = 0;
+    if (!cl_ctx || !cl_dev)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "cl_ctx is %s, cl_dev is %s",
+                        cl_ctx ? "set" : "NULL", cl_dev ? "set" : "NULL");
+    CLA_CL(cl->GetContextInfo(cl_ctx, CL_CONTEXT_DEVICES, 0, NULL, &bytes));
+    devices = malloc(bytes + sizeof *devices);
+    if (!devices)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %zu bytes", bytes));
+    CLA_CL(cl->GetContextInfo(cl_ctx, CL_CONTEXT_DEVICES, bytes, devices, NULL));
+    bool found = false;
+    for (size_t i = 0; i < bytes / sizeof *devices; i++)
+        found = found || devices[i] == cl_dev;
+    if (!found)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_WRONG_CONTEXT, "cl_dev %p is not of cl_ctx %p",
+                         (void *)cl_dev, (void *)cl_ctx));
+    if (queue) {
+        cl_context qc = NULL;
+        cl_device_id qd = NULL;
+        CLA_CL(cl->GetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof qc, &qc, NULL));
+        CLA_CL(cl->GetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof qd, &qd, NULL));
+        if (qc != cl_ctx || qd != cl_dev)
+            CLA_TRY(cla_fail(log, CLATTN_ERR_WRONG_CONTEXT,
+                             "queue is of cl_context %p and device %p, not of %p and %p",
+                             (void *)qc, (void *)qd, (void *)cl_ctx, (void *)cl_dev));
+    }
+done:
+    free(devices);
+    return st;
+}
+
+clattn_status clattn_context_create_opencl(const clattn_context_desc *desc, cl_context cl_ctx,
+                                           cl_device_id cl_dev, cl_command_queue queue,
+                                           clattn_context **out)
+{
+    clattn_status st = CLATTN_OK;
+    struct cla_log log0;
+    const struct cla_log *log = &log0;
+    clattn_context_desc d;
+    clattn_context *ctx = NULL;
+    if (out)
+        *out = NULL;
+    CLA_TRY(cla_context_desc_in(desc, &d, &log0));
+    if (!out)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL"));
+    CLA_TRY(cla_context_alloc(&d, &ctx));
+    ctx->ocl = calloc(1, sizeof *ctx->ocl);
+    if (!ctx->ocl)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for an OpenCL context"));
+    CLA_TRY(cla_cl_open(d.opencl_library, log, &ctx->ocl->cl));
+    CLA_TRY(check_adopted(ctx->ocl->cl, log, cl_ctx, cl_dev, queue));
+    CLA_TRY(cla_cl_device_caps(ctx->ocl->cl, log, cl_dev, &ctx->caps));
+    CLA_CL(ctx->ocl->cl->RetainContext(cl_ctx));
+    ctx->ocl->context = cl_ctx;
+    ctx->ocl->device = cl_dev;
+    CLA_TRY(finish_open(ctx, queue));
+    if (!(d.flags & CLATTN_CONTEXT_NO_SELF_TEST))
+        CLA_TRY(cla_ocl_self_test(ctx));
+    *out = ctx;
+    ctx = NULL;
+done:
+    clattn_context_destroy(&ctx);
+    return st;
+}
+
+cl_context clattn_context_cl_context(const clattn_context *ctx)
+{
+    return ctx && ctx->ocl ? ctx->ocl->context : NULL;
+}
+
+cl_device_id clattn_context_cl_device(const clattn_context *ctx)
+{
+    return ctx && ctx->ocl ? ctx->ocl->device : NULL;
+}
+
+// ---- programs ----------------------------------------------------------------------------------
+
+clattn_status cla_ocl_build(clattn_context *ctx, const char *file, const char *options,
+                            clattn_log_level fail_level, cl_program *out)
+{
+    char *text = NULL;
+    clattn_status st = cla_source_expand(ctx->kernel_dir, file, &ctx->log, &text);
+    if (st == CLATTN_OK)
+        st = cla_programs_get(ctx->ocl->programs, file, text, options, fail_level, out);
+    free(text);
+    return st;
+}
+
+uint64_t cla_ocl_build_count(const struct cla_ocl *ocl)
+{
+    return cla_programs_build_count(ocl->programs);
+}
+
+// ---- memory ------------------------------------------------------------------------------------
+
+size_t cla_ocl_mem_size(void *ctx, void *mem)
+{
+    const struct cla_ocl *ocl = ((const clattn_context *)ctx)->ocl;
+    cl_context context = NULL;
+    size_t size = 0;
+    if (ocl->cl->GetMemObjectInfo(mem, CL_MEM_CONTEXT, sizeof context, &context, NULL) ||
+        context != ocl->context ||
+        ocl->cl->GetMemObjectInfo(mem, CL_MEM_SIZE, sizeof size, &size, NULL))
+        return 0;
+    return size;
+}
+
+clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem)
+{
+    cl_int code = CL_SUCCESS;
+    if (ctx->caps.max_alloc_bytes && bytes > ctx->caps.max_alloc_bytes)
+        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY,
+                        "%zu bytes are more than the device allows in one allocation (%zu)", bytes,
+                        ctx->caps.max_alloc_bytes);
+    *mem = ctx->ocl->cl->CreateBuffer(ctx->ocl->context, CL_MEM_READ_WRITE, bytes, NULL, &code);
+    return cla_cl_check(&ctx->log, code, "clCreateBuffer");
+}
+
+void cla_ocl_mem_destroy(clattn_context *ctx, void *mem)
+{
+    ctx->ocl->cl->ReleaseMemObject(mem);
+}
+
+clattn_status cla_ocl_mem_write(clattn_context *ctx, void *mem, size_t offset, const void *src,
+                                size_t bytes)
+{
+    const struct cla_ocl *o = ctx->ocl;
+    return cla_cl_check(&ctx->log,
+                        o->cl->EnqueueWriteBuffer(o->queue, mem, CL_TRUE, offset, bytes, src, 0,
+                                                  NULL, NULL),
+                        "clEnqueueWriteBuffer");
+}
+
+clattn_status cla_ocl_mem_read(clattn_context *ctx, void *mem, size_t offset, void *dst,
+                               size_t bytes)
+{
+    const struct cla_ocl *o = ctx->ocl;
+    return cla_cl_check(&ctx->log,
+                        o->cl->EnqueueReadBuffer(o->queue, mem, CL_TRUE, offset, bytes, dst, 0,
+                                                 NULL, NULL),
+                        "clEnqueueReadBuffer");
+}
+
+// ---- self-test ---------------------------------------------------------------------------------
+
+// What self_test.cl writes for an argument block with distinct fields.
+enum { SELF_TEST_ITEMS = 4, SELF_TEST_WORDS = 12 };
+
+static void self_test_args(struct cla_fwd_args *a, cla_i64 want[SELF_TEST_WORDS])
+{
+    memset(a, 0, sizeof *a);
+    a->q.offset = 3000000000LL;
+    a->o.stride_s = 5000000007LL;
+    a->mask.stride_k = 11;
+    a->lse_offset = -13;
+    a->len_kv = 17;
+    a->win_hi = CLA_WIN_MAX;
+    a->scale = 0.375f;
+    a->num_tiles = 19;
+    const cla_i64 w[SELF_TEST_WORDS] = {
+        (cla_i64)sizeof *a, a->q.offset, a->o.stride_s, a->mask.stride_k, a->lse_offset,
+        a->len_kv, a->win_hi, 375, a->num_tiles,
+        a->q.offset * 3 + a->o.stride_s, // 64-bit arithmetic
+        1 * 1000 + 2 * 100 + 3 * 10 + 4, // what the items left in local memory, backwards
+        1};                              // an absent buffer is NULL
+    memcpy(want, w, sizeof w);
+}
+
+clattn_status cla_ocl_self_test(clattn_context *ctx)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    cl_program program = NULL;
+    struct cla_kernels *kernels = NULL;
+    void *mem = NULL;
+    cla_i64 want[SELF_TEST_WORDS], got[SELF_TEST_WORDS] = {0};
+    struct cla_fwd_args args;
+    self_test_args(&args, want);
+    const size_t items = ctx->caps.max_group >= SELF_TEST_ITEMS ? SELF_TEST_ITEMS : 1;
+    char options[64];
+    snprintf(options, sizeof options, "-cl-std=CL1.2 -DITEMS=%d", (int)items);
+    if (items == 1)
+        want[10] = 1; // one item has nobody to exchange with
+
+    CLA_TRY(cla_ocl_build(ctx, "self_test.cl", options, CLATTN_LOG_ERROR, &program));
+    CLA_TRY(cla_kernels_create(ctx->ocl->cl, program, "self_test", log, &kernels));
+    CLA_TRY(cla_ocl_mem_create(ctx, sizeof got, &mem));
+    const struct cla_arg arg[] = {
+        {sizeof args, &args}, {sizeof(cl_mem), &mem}, {sizeof(cl_mem), NULL}};
+    CLA_TRY(cla_kernels_enqueue(kernels, log, arg, 3, ctx->ocl->queue, 1, &items, &items, 0, NULL,
+                                NULL));
+    CLA_CL(ctx->ocl->cl->Finish(ctx->ocl->queue));
+    CLA_TRY(cla_ocl_mem_read(ctx, mem, 0, got, sizeof got));
+    for (int i = 0; i < SELF_TEST_WORDS; i++) {
+        if (got[i] != want[i])
+            CLA_TRY(cla_fail(log, CLATTN_ERR_SELF_TEST,
+                             "%s: self-test word %d is %lld, expected %lld", ctx->caps.name, i,
+                             (long long)got[i], (long long)want[i]));
+    }
+done:
+    if (mem)
+        cla_ocl_mem_destroy(ctx, mem);
+    cla_kernels_destroy(&kernels);
+    if (program)
+        ctx->ocl->cl->ReleaseProgram(program);
+    return st;
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The OpenCL half of a context.
+#ifndef CLA_CONTEXT_OCL_H
+#define CLA_CONTEXT_OCL_H
+
+#include "context.h"
+#include "ocl/api.h"
+#include "ocl/program.h"
+
+struct cla_ocl {
+    struct cla_cl *cl;
+    cl_device_id device;
+    cl_context context;
+    cl_command_queue queue; // for blocking calls and trials
+    struct cla_programs *programs;
+};
+
+// The text of a kernel file, expanded, built with `options` for this context's device.
+clattn_status cla_ocl_build(clattn_context *ctx, const char *file, const char *options,
+                            clattn_log_level fail_level, cl_program *out);
+
+#endif // CLA_CONTEXT_OCL_H

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What host.c and the objects that are compiled once per instruction set know of each other.
+#ifndef CLA_HOST_KERNEL_H
+#define CLA_HOST_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "problem.h"
+
+// One call, as all its jobs see it.
+struct cla_host_fwd {
+    const struct cla_problem *p;
+    const struct cla_call *call;
+    const struct cla_host_mem *mem;
+};
+
+// Some neighbouring rows of one key head against a range of keys. Row r of key head g is query
+// r / group of query head g * group + r % group, so that grouped heads share reads of K and V.
+struct cla_host_job {
+    int32_t b, g;
+    int64_t row0;
+    int32_t rows;
+    int32_t key0, key1; // every key in [key0, key1) is inside the window of at least one row
+    // Where the result goes: NULL = O and LSE of the call. Else floats for a later merge: m and l
+    // of each row, then the normalised rows of dim_v floats.
+    float *part;
+};
+
+// One compiled set of kernels: an instruction set with a register blocking.
+struct cla_host_kernel {
+    const char *isa;
+    int32_t width;    // floats in a vector
+    int32_t tile_q;   // rows of a job of tile()
+    int32_t few_rows; // up to so many rows per key head, few() is faster
+    // Keys in a tile.
+    int32_t (*tile_k)(const struct cla_problem *p);
+    // Scratch of one thread in floats, a multiple of 16, for tile() and few() alike.
+    size_t (*scratch_floats)(const struct cla_problem *p);
+    // `scratch` is aligned to 64 bytes.
+    void (*tile)(const struct cla_host_fwd *f, const struct cla_host_job *job, float *scratch);
+    void (*few)(const struct cla_host_fwd *f, const struct cla_host_job *job, float *scratch);
+    // Measuring loops: fused multiply-adds in registers, returning how many operations were done;
+    // and a sum over memory. *sink keeps the compiler from dropping the work.
+    double (*fma_loop)(int64_t count, float *sink);
+    void (*read_loop)(const float *data, size_t count, float *sink);
+};
+
+// Inclusive range of keys that the window and len_kv leave to query i; empty where *lo > *hi.
+static inline void cla_host_window(const struct cla_call *call, int64_t i, int32_t *lo, int32_t *hi)
+{
+    const int64_t first = i + call->win_lo;
+    const int64_t last = i + call->win_hi;
+    const int64_t len = call->len_kv;
+    *lo = (int32_t)(first < 0 ? 0 : first > len ? len : first);
+    *hi = (int32_t)(last < -1 ? -1 : last > len - 1 ? len - 1 : last);
+}
+
+// Kernels that this build has and this CPU can run, best first, ended by NULL.
+const struct cla_host_kernel *const *cla_host_kernels(void);
+
+// As cla_host_forward(), with a given kernel.
+clattn_status cla_host_forward_with(const struct cla_host_kernel *kernel,
+                                    const struct cla_problem *p, const struct cla_call *call,
+                                    const struct cla_host_mem *mem, int32_t threads);
+
+#endif // CLA_HOST_KERNEL_H

@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fused, tiled forward pass of TQ = W * QV rows: vector lanes are rows, so the running maximum
+// and sum are plain vectors, K and V are read in place, one float at a time, and only Q and O are
+// transposed.
+//
+//   S^T[key][lane] = sum_d K[key][d] * Q^T[d][lane]      registers: RK keys x QV vectors
+//   O^T[d][lane]   = O^T * alpha + sum_key V[key][d] * P^T[key][lane]      RD channels x QV vectors
+//
+// Precision: products of one tile of keys are summed in registers from 0, tiles into (m, l, O), and
+// every FLUSH_KEYS keys that state goes into a second one, so that no sum has many terms.
+//
+// Hidden pairs have a weight of exactly 0, but 0 * NaN is NaN. So the pass is made as if V were
+// finite; what is wrong shows as a non-finite O, and then the tile is computed again with each
+// hidden pair left out by a select.
+
+#define TQ (W * QV)
+#define FLUSH_KEYS 8192
+
+struct tile {
+    const struct cla_host_fwd *f;
+    const struct cla_host_job *job;
+    const float *k, *v; // key 0 of the head
+    int64_t k_stride, v_stride;
+    int32_t dim_qk, dim_v;
+    int32_t tile_k;
+    bool careful;
+    float post_scale;   // what of the scale is not folded into Q
+    float weight_scale; // careful pass: power of 2 that keeps sums of large V finite
+    vf *q, *o, *o_hi, *s; // [dim_qk][QV], [dim_v][QV] twice, [tile_k][QV]
+    vi *vis;              // [tile_k][QV], -1 = the boolean mask shows the pair
+    vf m[QV], l[QV], m_hi[QV], l_hi[QV];
+    vi lo[QV], hi[QV]; // window of each lane
+    int32_t all_lo, all_hi; // keys that the windows of all rows share
+};
+
+static int32_t tile_keys(const struct cla_problem *p)
+{
+    // K or V of a tile should take at most half of a 32 KiB first-level cache.
+    const int32_t dim = p->dim_v > p->dim_qk ? p->dim_v : p->dim_qk;
+    int32_t keys = 4096 / dim;
+    keys = keys < 32 ? 32 : keys > TILE_K ? TILE_K : keys;
+    return keys / RK * RK;
+}
+
+static size_t tile_floats(const struct cla_problem *p)
+{
+    const size_t rows_q = (size_t)p->dim_qk;
+    const size_t rows_o = (size_t)p->dim_v * 2;
+    const size_t rows_s = TILE_K * (p->mask ? 2 : 1);
+    return (rows_q + rows_o + rows_s) * TQ;
+}
+
+// Row `lane` of the job, or its last one where the tile is not full.
+static int64_t tile_row(const struct cla_host_job *job, int32_t lane, int32_t group, int32_t *head)
+{
+    const int64_t r = job->row0 + (lane < job->rows ? lane : job->rows - 1);
+    *head = job->g * group + (int32_t)(r % group);
+    return r / group;
+}
+
+static void tile_load_q(struct tile *t)
+{
+    const struct cla_problem *p = t->f->p;
+    const int64_t *stride = t->f->call->q.stride;
+    const float *base = (const float *)t->f->mem->q + t->job->b * stride[0];
+    // Folding a factor above 1 into Q could overflow where the scaled score does not.
+    const float scale = t->f->call->scale;
+    const bool fold = fabsf(scale) <= 1.0f;
+    const vf factor = vec_splat(fold ? scale : 1.0f);
+    t->post_scale = fold ? 1.0f : scale;
+    for (int32_t v = 0; v < QV; v++) {
+        const float *row[W];
+        for (int32_t i = 0; i < W; i++) {
+            int32_t head;
+            const int64_t query = tile_row(t->job, v * W + i, p->group, &head);
+            row[i] = base + head * stride[1] + query * stride[2];
+        }
+        int32_t d = 0;
+        for (; d + W <= t->dim_qk; d += W) {
+            vf block[W];
+            VEC_UNROLL
+            for (int32_t i = 0; i < W; i++)
+                block[i] = vec_load(row[i] + d);
+            vec_transpose(block);
+            VEC_UNROLL
+            for (int32_t i = 0; i < W; i++)
+                t->q[(d + i) * QV + v] = block[i] * factor;
+        }
+        for (; d < t->dim_qk; d++) {
+            vf x = vec_splat(0.0f);
+            for (int32_t i = 0; i < W; i++)
+                x[i] = row[i][d];
+            t->q[d * QV + v] = x * factor;
+        }
+    }
+}
+
+static void tile_load_windows(struct tile *t)
+{
+    const struct cla_call *call = t->f->call;
+    t->all_lo = 0;
+    t->all_hi = call->len_kv - 1;
+    for (int32_t lane = 0; lane < TQ; lane++) {
+        int32_t head, lo, hi;
+        cla_host_window(call, tile_row(t->job, lane, t->f->p->group, &head), &lo, &hi);
+        t->lo[lane / W][lane % W] = lo;
+        t->hi[lane / W][lane % W] = hi;
+        t->all_lo = lo > t->all_lo ? lo : t->all_lo;
+        t->all_hi = hi < t->all_hi ? hi : t->all_hi;
+    }
+}
+
+// Scores of n keys (a constant) against the tile.
+VEC_INLINE void score_keys(const float *k, int64_t stride, const vf *q, int32_t dim, vf *s,
+                           const int n)
+{
+    vf acc[RK][QV];
+    VEC_UNROLL
+    for (int r = 0; r < n; r++) {
+        VEC_UNROLL
+        for (int v = 0; v < QV; v++)
+            acc[r][v] = vec_splat(0.0f);
+    }
+    for (int32_t d = 0; d < dim; d++) {
+        VEC_UNROLL
+        for (int r = 0; r < n; r++) {
+            const vf key = vec_splat(k[r * stride + d]);
+            VEC_UNROLL
+            for (int v = 0; v < QV; v++)
+                acc[r][v] = vec_fma(key, q[d * QV + v], acc[r][v]);
+        }
+    }
+    VEC_UNROLL
+    for (int r = 0; r < n; r++) {
+        VEC_UNROLL
+        for (int v = 0; v < QV; v++)
+            s[r * QV + v] = acc[r][v];
+    }
+}
+
+// Not inlined: the compilers keep the accumulators in registers only where the function holds
+// little else.
+VEC_NOINLINE void score_block(const float *k, int64_t stride, const vf *q, int32_t dim, vf *s)
+{
+    score_keys(k, stride, q, dim, s, RK);
+}
+
+VEC_NOINLINE void score_rest(const float *k, int64_t stride, const vf *q, int32_t dim, vf *s, int n)
+{
+    switch (n) {
+#if RK > 7
+    case 7:
+        score_keys(k, stride, q, dim, s, 7);
+        break;
+#endif
+#if RK > 6
+    case 6:
+        score_keys(k, stride, q, dim, s, 6);
+        break;
+#endif
+#if RK > 5
+    case 5:
+        score_keys(k, stride, q, dim, s, 5);
+        break;
+#endif
+#if RK > 4
+    case 4:
+        score_keys(k, stride, q, dim, s, 4);
+        break;
+#endif
+#if RK > 3
+    case 3:
+        score_keys(k, stride, q, dim, s, 3);
+        break;
+#endif
+#if RK > 2
+    case 2:
+        score_keys(k, stride, q, dim, s, 2);
+        break;
+#endif
+    default:
+        score_keys(k, stride, q, dim, s, 1);
+        break;
+    }
+}
+
+static void tile_scores(const struct tile *t, int32_t key, int32_t n)
+{
+    const float *k = t->k + key * t->k_stride;
+    vf *s = t->s;
+    int32_t j = 0;
+    for (; j + RK <= n; j += RK)
+        score_block(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV);
+    if (j < n)
+        score_rest(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, n - j);
+    if (t->post_scale != 1.0f) {
+        const vf factor = vec_splat(t->post_scale);
+        for (j = 0; j < n * QV; j++)
+            s[j] *= factor;
+    }
+}
+
+static void tile_apply_window(struct tile *t, int32_t key, int32_t n)
+{
+    const vf hidden = vec_splat(-INFINITY);
+    for (int32_t j = 0; j < n; j++) {
+        const vi at = (key + j) - (vi){0};
+        for (int v = 0; v < QV; v++) {
+            const vi visible = (vi)(at >= t->lo[v]) & (vi)(at <= t->hi[v]);
+            t->s[j * QV + v] = vec_select(visible, t->s[j * QV + v], hidden);
+        }
+    }
+}
+
+// Reads the boolean mask of n keys. Returns whether a row sees any of them; *all: whether the mask
+// shows every pair.
+static bool tile_load_mask(struct tile *t, int32_t key, int32_t n, bool *all)
+{
+    const struct cla_problem *p = t->f->p;
+    const int64_t *stride = t->f->call->mask.stride;
+    const uint8_t *base = t->f->mem->mask + t->job->b * stride[0] + key * stride[3];
+    int32_t *vis = (int32_t *)t->vis;
+    int32_t any_bits = 0, all_bits = -1;
+    // Rows that share their mask, as with padding of keys, are read once.
+    const bool shared = stride[2] == 0 && (stride[1] == 0 || p->group == 1);
+    const int32_t lanes = shared ? 1 : TQ;
+    for (int32_t lane = 0; lane < lanes; lane++) {
+        int32_t head;
+        const int64_t query = tile_row(t->job, lane, p->group, &head);
+        const uint8_t *row = base + head * stride[1] + query * stride[2];
+        for (int32_t j = 0; j < n; j++) {
+            const int32_t bits = -(int32_t)(row[j * stride[3]] != 0);
+            vis[j * TQ + lane] = bits;
+            any_bits |= bits;
+            all_bits &= bits;
+        }
+    }
+    if (shared)
+        for (int32_t j = 0; j < n; j++)
+            for (int v = 0; v < QV; v++)
+                t->vis[j * QV + v] = vis[j * TQ] - (vi){0};
+    *all = all_bits != 0;
+    return any_bits != 0;
+}
+
+static void tile_apply_mask(struct tile *t, int32_t n)
+{
+    const vf hidden = vec_splat(-INFINITY);
+    for (int32_t j = 0; j < n * QV; j++)
+        t->s[j] = vec_select(t->vis[j], t->s[j], hidden);
+}
+
+// m where it is a number to subtract: an empty row has -infinity.
+VEC_INLINE vf finite_max(vf m)
+{
+    const vi empty = (vi)(m == vec_splat(-INFINITY));
+    return (vf)(~empty & (vi)m);
+}
+
+// Scores become weights. Updates m and l, leaves the factor of the old sums in alpha.
+VEC_NOINLINE void tile_weights(struct tile *t, int32_t n, vf alpha[QV])
+{
+    vf m[QV], base[QV], sum[QV];
+    for (int v = 0; v < QV; v++)
+        m[v] = t->m[v];
+    for (int32_t j = 0; j < n; j++)
+        for (int v = 0; v < QV; v++)
+            m[v] = vec_max(t->s[j * QV + v], m[v]);
+    for (int v = 0; v < QV; v++) {
+        base[v] = finite_max(m[v]);
+        alpha[v] = vec_exp(t->m[v] - base[v]);
+        sum[v] = vec_splat(0.0f);
+    }
+    for (int32_t j = 0; j < n; j++)
+        for (int v = 0; v < QV; v++) {
+            const vf p = vec_exp(t->s[j * QV + v] - base[v]);
+            sum[v] += p;
+            t->s[j * QV + v] = p;
+        }
+    for (int v = 0; v < QV; v++) {
+        t->m[v] = m[v];
+        t->l[v] = vec_fma(t->l[v], alpha[v], sum[v]);
+    }
+}
+
+// As tile_weights(), but hidden pairs become -0, which no weight is, and the others are scaled.
+static void tile_weights_careful(struct tile *t, int32_t n, vf alpha[QV])
+{
+    vf base[QV], old[QV];
+    for (int v = 0; v < QV; v++) {
+        old[v] = t->m[v];
+        for (int32_t j = 0; j < n; j++)
+            t->m[v] = vec_max(t->s[j * QV + v], t->m[v]);
+        base[v] = finite_max(t->m[v]);
+        alpha[v] = vec_exp(old[v] - base[v]);
+        vf sum = vec_splat(0.0f);
+        for (int32_t j = 0; j < n; j++) {
+            const vf x = t->s[j * QV + v];
+            const vf p = vec_exp(x - base[v]);
+            sum += p;
+            t->s[j * QV + v] = vec_select((vi)(x == vec_splat(-INFINITY)), vec_splat(-0.0f),
+                                          p * vec_splat(t->weight_scale));
+        }
+        t->l[v] = vec_fma(t->l[v], alpha[v], sum);
+    }
+}
+
+// O of n channels (a constant).
+VEC_INLINE void pv_channels(const float *v, int64_t stride, const vf *p, int32_t keys,
+                            const vf alpha[QV], vf *o, const int n, const bool careful)
+{
+    vf acc[RD][QV];
+    VEC_UNROLL
+    for (int c = 0; c < n; c++) {
+        VEC_UNROLL
+        for (int i = 0; i < QV; i++)
+            acc[c][i] = vec_splat(0.0f);
+    }
+    for (int32_t j = 0; j < keys; j++) {
+        VEC_UNROLL
+        for (int c = 0; c < n; c++) {
+            const vf value = vec_splat(v[j * stride + c]);
+            VEC_UNROLL
+            for (int i = 0; i < QV; i++) {
+                const vf w = p[j * QV + i];
+                if (careful) {
+                    const vi hidden = (vi)((vi)w == (vi)vec_splat(-0.0f));
+                    acc[c][i] += (vf)(~hidden & (vi)(w * value));
+                } else {
+                    acc[c][i] = vec_fma(value, w, acc[c][i]);
+                }
+            }
+        }
+    }
+    VEC_UNROLL
+    for (int c = 0; c < n; c++) {
+        VEC_UNROLL
+        for (int i = 0; i < QV; i++)
+            o[c * QV + i] = vec_fma(o[c * QV + i], alpha[i], acc[c][i]);
+    }
+}
+
+VEC_NOINLINE void pv_block(const float *v, int64_t stride, const vf *p, int32_t keys,
+                           const vf alpha[QV], vf *o)
+{
+    pv_channels(v, stride, p, keys, alpha, o, RD, false);
+}
+
+VEC_NOINLINE void pv_rest(const float *v, int64_t stride, const vf *p, int32_t keys,
+                          const vf alpha[QV], vf *o, int n)
+{
+    switch (n) {
+#if RD > 7
+    case 7:
+        pv_channels(v, stride, p, keys, alpha, o, 7, false);
+        break;
+#endif
+#if RD > 6
+    case 6:
+        pv_channels(v, stride, p, keys, alpha, o, 6, false);
+        break;
+#endif
+#if RD > 5
+    case 5:
+        pv_channels(v, stride, p, keys, alpha, o, 5, false);
+        break;
+#endif
+#if RD > 4
+    case 4:
+        pv_channels(v, stride, p, keys, alpha, o, 4, false);
+        break;
+#endif
+#if RD > 3
+    case 3:
+        pv_channels(v, stride, p, keys, alpha, o, 3, false);
+        break;
+#endif
+#if RD > 2
+    case 2:
+        pv_channels(v, stride, p, keys, alpha, o, 2, false);
+        break;
+#endif
+    default:
+        pv_channels(v, stride, p, keys, alpha, o, 1, false);
+        break;
+    }
+}
+
+VEC_NOINLINE void pv_careful(const float *v, int64_t stride, const vf *p, int32_t keys,
+                             const vf alpha[QV], vf *o)
+{
+    pv_channels(v, stride, p, keys, alpha, o, 1, true);
+}
+
+static void tile_pv(const struct tile *t, int32_t key, int32_t n, const vf alpha[QV])
+{
+    const float *v = t->v + key * t->v_stride;
+    int32_t d = 0;
+    if (t->careful) {
+        for (; d < t->dim_v; d++)
+            pv_careful(v + d, t->v_stride, t->s, n, alpha, t->o + d * QV);
+        return;
+    }
+    for (; d + RD <= t->dim_v; d += RD)
+        pv_block(v + d, t->v_stride, t->s, n, alpha, t->o + d * QV);
+    if (d < t->dim_v)
+        pv_rest(v + d, t->v_stride, t->s, n, alpha, t->o + d * QV, t->dim_v - d);
+}
+
+// Moves (m, l, O) into the second level and starts it anew, but for m, which only grows.
+static void tile_flush(struct tile *t)
+{
+    vf f[QV];
+    for (int v = 0; v < QV; v++) {
+        f[v] = vec_exp(t->m_hi[v] - finite_max(t->m[v]));
+        t->l_hi[v] = vec_fma(t->l_hi[v], f[v], t->l[v]);
+        t->m_hi[v] = t->m[v];
+        t->l[v] = vec_splat(0.0f);
+    }
+    for (int32_t d = 0; d < t->dim_v; d++)
+        for (int v = 0; v < QV; v++) {
+            vf *hi = &t->o_hi[d * QV + v];
+            *hi = vec_fma(*hi, f[v], t->o[d * QV + v]);
+            t->o[d * QV + v] = vec_splat(0.0f);
+        }
+}
+
+// One pass over the keys of the job. Returns whether the second level was used.
+static bool tile_sweep(struct tile *t)
+{
+    for (int v = 0; v < QV; v++) {
+        t->m[v] = t->m_hi[v] = vec_splat(-INFINITY);
+        t->l[v] = t->l_hi[v] = vec_splat(0.0f);
+    }
+    memset(t->o, 0, sizeof(vf) * QV * (size_t)t->dim_v);
+    memset(t->o_hi, 0, sizeof(vf) * QV * (size_t)t->dim_v);
+    bool flushed = false;
+    int32_t since = 0;
+    for (int32_t key = t->job->key0; key < t->job->key1; key += t->tile_k) {
+        const int32_t left = t->job->key1 - key;
+        const int32_t n = left < t->tile_k ? left : t->tile_k;
+        bool mask_full = true;
+        if (t->vis && !tile_load_mask(t, key, n, &mask_full))
+            continue;
+        tile_scores(t, key, n);
+        if (key < t->all_lo || key + n - 1 > t->all_hi)
+            tile_apply_window(t, key, n);
+        if (!mask_full)
+            tile_apply_mask(t, n);
+        vf alpha[QV];
+        if (t->careful)
+            tile_weights_careful(t, n, alpha);
+        else
+            tile_weights(t, n, alpha);
+        tile_pv(t, key, n, alpha);
+        since += n;
+        if (since >= FLUSH_KEYS) {
+            tile_flush(t);
+            since = 0;
+            flushed = true;
+        }
+        if (left <= t->tile_k)
+            break; // key + tile_k might overflow
+    }
+    if (flushed)
+        tile_flush(t);
+    return flushed;
+}
+
+// O / l in place. Returns whether all rows of the job are finite.
+static bool tile_normalise(struct tile *t, vf *o, const vf l[QV])
+{
+    vf inverse[QV], bad[QV];
+    for (int v = 0; v < QV; v++) {
+        inverse[v] = vec_splat(1.0f) / l[v];
+        bad[v] = vec_splat(0.0f);
+    }
+    const vf unscale = vec_splat(t->careful ? 1.0f / t->weight_scale : 1.0f);
+    for (int32_t d = 0; d < t->dim_v; d++)
+        for (int v = 0; v < QV; v++) {
+            // The order keeps O / l of large V from overflowing on the way.
+            vf x = o[d * QV + v] * inverse[v] * unscale;
+            // A row that sees nothing has l == 0; a NaN in l stays.
+            x = (vf)(~(vi)(l[v] == vec_splat(0.0f)) & (vi)x);
+            o[d * QV + v] = x;
+            bad[v] = vec_fma(x, vec_splat(0.0f), bad[v]);
+        }
+    for (int32_t lane = 0; lane < t->job->rows; lane++)
+        if (bad[lane / W][lane % W] != 0.0f)
+            return false;
+    return true;
+}
+
+static void tile_store_lse(const struct tile *t, const vf l[QV])
+{
+    const struct cla_problem *p = t->f->p;
+    for (int32_t lane = 0; lane < t->job->rows; lane++) {
+        const float row_m = t->m[lane / W][lane % W];
+        const float row_l = l[lane / W][lane % W];
+        if (t->job->part) {
+            t->job->part[lane] = row_m;
+            t->job->part[t->job->rows + lane] = row_l;
+        } else if (p->lse && t->f->mem->lse) {
+            int32_t head;
+            const int64_t i = tile_row(t->job, lane, p->group, &head);
+            const int64_t at = ((int64_t)t->job->b * p->heads_q + head) * t->f->call->len_q + i;
+            t->f->mem->lse[at] = row_l == 0.0f ? -INFINITY : row_m + logf(row_l);
+        }
+    }
+}
+
+static float *tile_o_row(const struct tile *t, int32_t lane)
+{
+    if (t->job->part)
+        return t->job->part + 2 * t->job->rows + (int64_t)lane * t->dim_v;
+    const int64_t *stride = t->f->call->o.stride;
+    int32_t head;
+    const int64_t i = tile_row(t->job, lane, t->f->p->group, &head);
+    return (float *)t->f->mem->o + t->job->b * stride[0] + head * stride[1] + i * stride[2];
+}
+
+static void tile_store_o(const struct tile *t, const vf *o)
+{
+    for (int32_t v = 0; v < QV && v * W < t->job->rows; v++) {
+        const int32_t rows = t->job->rows - v * W < W ? t->job->rows - v * W : W;
+        float *row[W];
+        for (int32_t i = 0; i < rows; i++)
+            row[i] = tile_o_row(t, v * W + i);
+        int32_t d = 0;
+        for (; d + W <= t->dim_v; d += W) {
+            vf block[W];
+            VEC_UNROLL
+            for (int32_t i = 0; i < W; i++)
+                block[i] = o[(d + i) * QV + v];
+            vec_transpose(block);
+            for (int32_t i = 0; i < rows; i++)
+                vec_store(row[i] + d, block[i]);
+        }
+        for (; d < t->dim_v; d++)
+            for (int32_t i = 0; i < rows; i++)
+                row[i][d] = o[d * QV + v][i];
+    }
+}
+
+static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *job, float *scratch)
+{
+    const struct cla_problem *p = f->p;
+    const struct cla_call *call = f->call;
+    struct tile t = {.f = f, .job = job, .dim_qk = p->dim_qk, .dim_v = p->dim_v};
+    t.k = (const float *)f->mem->k + job->b * call->k.stride[0] + job->g * call->k.stride[1];
+    t.v = (const float *)f->mem->v + job->b * call->v.stride[0] + job->g * call->v.stride[1];
+    t.k_stride = call->k.stride[2];
+    t.v_stride = call->v.stride[2];
+    t.tile_k = tile_keys(p);
+    t.q = (vf *)(void *)scratch;
+    t.o = t.q + (size_t)p->dim_qk * QV;
+    t.o_hi = t.o + (size_t)p->dim_v * QV;
+    t.s = t.o_hi + (size_t)p->dim_v * QV;
+    t.vis = p->mask ? (vi *)(void *)(t.s + TILE_K * QV) : NULL;
+    t.weight_scale = ldexpf(1.0f, -ilogbf((float)(job->key1 - job->key0) + 1.0f) - 1);
+
+    tile_load_q(&t);
+    tile_load_windows(&t);
+    vf *o;
+    vf *l;
+    for (;;) {
+        const bool flushed = tile_sweep(&t);
+        o = flushed ? t.o_hi : t.o;
+        l = flushed ? t.l_hi : t.l;
+        if (tile_normalise(&t, o, l) || t.careful)
+            break;
+        t.careful = true;
+    }
+    tile_store_lse(&t, l);
+    tile_store_o(&t, o);
+}

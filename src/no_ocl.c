@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands in for everything behind OpenCL in a build without it, so that no other file asks.
+#include <stddef.h>
+
+#include "algo/algo.h"
+#include "context.h"
+
+static clattn_status none(const struct cla_log *log)
+{
+    return cla_fail(log, CLATTN_ERR_NO_OPENCL, "this build of clattn is without OpenCL");
+}
+
+// ---- context -----------------------------------------------------------------------------------
+
+clattn_status cla_ocl_enumerate(const char *library, const struct cla_log *log,
+                                struct cla_caps **caps, int32_t *count)
+{
+    (void)library;
+    cla_logf(log, CLATTN_LOG_INFO, "this build of clattn is without OpenCL");
+    *caps = NULL;
+    *count = 0;
+    return CLATTN_OK;
+}
+
+clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t index)
+{
+    (void)library;
+    (void)index;
+    return none(&ctx->log);
+}
+
+clattn_status cla_ocl_self_test(clattn_context *ctx)
+{
+    return none(&ctx->log);
+}
+
+void cla_ocl_close(struct cla_ocl **ocl)
+{
+    (void)ocl;
+}
+
+uint64_t cla_ocl_build_count(const struct cla_ocl *ocl)
+{
+    (void)ocl;
+    return 0;
+}
+
+size_t cla_ocl_mem_size(void *ctx, void *mem)
+{
+    (void)ctx;
+    (void)mem;
+    return 0;
+}
+
+clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem)
+{
+    (void)bytes;
+    *mem = NULL;
+    return none(&ctx->log);
+}
+
+void cla_ocl_mem_destroy(clattn_context *ctx, void *mem)
+{
+    (void)ctx;
+    (void)mem;
+}
+
+clattn_status cla_ocl_mem_write(clattn_context *ctx, void *mem, size_t offset, const void *src,
+                                size_t bytes)
+{
+    (void)mem;
+    (void)offset;
+    (void)src;
+    (void)bytes;
+    return none(&ctx->log);
+}
+
+clattn_status cla_ocl_mem_read(clattn_context *ctx, void *mem, size_t offset, void *dst,
+                               size_t bytes)
+{
+    (void)mem;
+    (void)offset;
+    (void)dst;
+    (void)bytes;
+    return none(&ctx->log);
+}
+
+clattn_status cla_ocl_measure(clattn_context *ctx, int32_t what, size_t bytes, double *value)
+{
+    (void)what;
+    (void)bytes;
+    (void)value;
+    return none(&ctx->log);
+}
+
+// ---- algorithms --------------------------------------------------------------------------------
+
+static int propose(const struct cla_problem *p, const struct cla_caps *caps, struct cla_tile *out,
+                   int max, struct cla_notes *refusals)
+{
+    (void)p;
+    (void)caps;
+    (void)out;
+    (void)max;
+    cla_note(refusals, "fused: this build of clattn is without OpenCL");
+    return 0;
+}
+
+// It proposes nothing, so nothing else of it is ever called.
+const struct cla_algo cla_algo_fused = {
+    .id = CLATTN_ALGO_FUSED, .name = "fused", .propose = propose};
+
+clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
+                              const struct cla_call *call, bool reference)
+{
+    (void)p;
+    (void)call;
+    (void)reference;
+    return none(&ctx->log);
+}
+
+clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
+                               const struct cla_call *call, bool reference,
+                               const struct cla_submit *submit)
+{
+    (void)p;
+    (void)call;
+    (void)reference;
+    (void)submit;
+    return none(&ctx->log);
+}
+
+// ---- public calls with OpenCL types ------------------------------------------------------------
+
+// Declared in opencl.h with OpenCL's types, which this build may not have; every one of those is a
+// pointer or a 32-bit integer.
+CLATTN_API clattn_status clattn_context_create_opencl(const clattn_context_desc *desc, void *cl_ctx,
+                                                      void *cl_dev, void *queue,
+                                                      clattn_context **out);
+CLATTN_API void *clattn_context_cl_context(const clattn_context *ctx);
+CLATTN_API void *clattn_context_cl_device(const clattn_context *ctx);
+CLATTN_API clattn_status clattn_attention_enqueue(const clattn_plan *plan,
+                                                  const clattn_attention_call *call, void *queue,
+                                                  uint32_t num_wait, const void *wait, void *done);
+
+clattn_status clattn_context_create_opencl(const clattn_context_desc *desc, void *cl_ctx,
+                                           void *cl_dev, void *queue, clattn_context **out)
+{
+    struct cla_log log;
+    clattn_context_desc d;
+    (void)cl_ctx;
+    (void)cl_dev;
+    (void)queue;
+    if (out)
+        *out = NULL;
+    clattn_status st = cla_context_desc_in(desc, &d, &log);
+    return st == CLATTN_OK ? none(&log) : st;
+}
+
+void *clattn_context_cl_context(const clattn_context *ctx)
+{
+    (void)ctx;
+    return NULL;
+}
+
+void *clattn_context_cl_device(const clattn_context *ctx)
+{
+    (void)ctx;
+    return NULL;
+}
+
+clattn_status clattn_attention_enqueue(const clattn_plan *plan, const clattn_attention_call *call,
+                                       void *queue, uint32_t num_wait, const void *wait, void *done)
+{
+    (void)plan;
+    (void)call;
+    (void)queue;
+    (void)num_wait;
+    (void)wait;
+    (void)done;
+    return CLATTN_ERR_NO_OPENCL;
+}

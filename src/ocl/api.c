@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ocl/api.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/os.h"
+
+static const char *const usual_names[] = {
+#if defined(_WIN32)
+    "OpenCL.dll",
+#elif defined(__APPLE__)
+    "/System/Library/Frameworks/OpenCL.framework/OpenCL",
+#elif defined(__ANDROID__)
+    "libOpenCL.so",
+#if defined(__LP64__)
+    "/vendor/lib64/libOpenCL.so",
+    "/system/vendor/lib64/libOpenCL.so",
+    "/system/lib64/libOpenCL.so",
+    "/vendor/lib64/egl/libGLES_mali.so",
+    "/system/vendor/lib64/egl/libGLES_mali.so",
+    "/vendor/lib64/libPVROCL.so",
+    "/system/vendor/lib64/libPVROCL.so",
+#else
+    "/vendor/lib/libOpenCL.so",
+    "/system/vendor/lib/libOpenCL.so",
+    "/system/lib/libOpenCL.so",
+    "/vendor/lib/egl/libGLES_mali.so",
+    "/system/vendor/lib/egl/libGLES_mali.so",
+    "/vendor/lib/libPVROCL.so",
+    "/system/vendor/lib/libPVROCL.so",
+#endif
+#else
+    "libOpenCL.so.1",
+    "libOpenCL.so",
+#endif
+};
+enum { NUM_USUAL_NAMES = sizeof usual_names / sizeof *usual_names };
+
+static const struct {
+    const char *name;
+    size_t offset;
+} functions[] = {
+#define FUNCTION(name) {"cl" #name, offsetof(struct cla_cl, name)},
+    CLA_CL_FUNCTIONS(FUNCTION)
+#undef FUNCTION
+};
+enum { NUM_FUNCTIONS = sizeof functions / sizeof *functions };
+
+_Static_assert(sizeof(void *) == sizeof(((struct cla_cl *)0)->GetPlatformIDs),
+               "a symbol's address has the size of a function pointer");
+
+// NULL, or the first function that the library lacks.
+static const char *fill(struct cla_cl *cl, void *lib)
+{
+    for (int i = 0; i < NUM_FUNCTIONS; i++) {
+        void *symbol = cla_os_lib_symbol(lib, functions[i].name);
+        if (!symbol)
+            return functions[i].name;
+        memcpy((char *)cl + functions[i].offset, &symbol, sizeof symbol);
+    }
+    cl->lib = lib;
+    return NULL;
+}
+
+// Appends "name: why" to the list of what was tried.
+static void tried(char *list, size_t size, const char *name, const char *why)
+{
+    size_t used = strlen(list);
+    snprintf(list + used, size - used, "%s%s: %s", used ? "; " : "", name, why);
+}
+
+// A library that lacks a function stays open too, since its constructors have run.
+static bool try_library(struct cla_cl *cl, const char *name, char *list, size_t size)
+{
+    char why[512] = "";
+    void *lib = cla_os_lib_open(name, why, sizeof why);
+    if (lib) {
+        const char *missing = fill(cl, lib);
+        if (!missing)
+            return true;
+        snprintf(why, sizeof why, "has no function %s", missing);
+    }
+    tried(list, size, name ? name : "the program itself", why);
+    return false;
+}
+
+clattn_status cla_cl_open(const char *library, const struct cla_log *log, struct cla_cl **out)
+{
+    *out = NULL;
+    struct cla_cl *cl = calloc(1, sizeof *cl);
+    if (!cl)
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the OpenCL functions");
+
+    char list[4096] = "";
+    bool found = false;
+    if (library) {
+        found = try_library(cl, library, list, sizeof list);
+    } else {
+        // What the program already has comes first: its own loader, and tools such as Oclgrind
+        // that put themselves before the loader.
+        found = try_library(cl, NULL, list, sizeof list);
+        for (int i = 0; i < NUM_USUAL_NAMES && !found; i++)
+            found = try_library(cl, usual_names[i], list, sizeof list);
+    }
+    if (!found) {
+        cla_logf(log, CLATTN_LOG_INFO, "no OpenCL library: %s", list);
+        free(cl);
+        return CLATTN_ERR_NO_OPENCL;
+    }
+    *out = cl;
+    return CLATTN_OK;
+}
+
+void cla_cl_close(struct cla_cl **cl)
+{
+    if (!cl)
+        return;
+    free(*cl);
+    *cl = NULL;
+}

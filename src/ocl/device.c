@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ocl/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ocl/error.h"
+
+// Names that the OpenCL 1.2 header lacks.
+#define DEVICE_MAX_NUM_SUB_GROUPS 0x105C
+#define PLATFORM_NOT_FOUND_KHR (-1001)
+
+// One device being asked. A fact that cannot be had is 0, with a debug line.
+struct query {
+    const struct cla_cl *cl;
+    const struct cla_log *log;
+    cl_device_id device;
+};
+
+static void unknown(const struct query *q, const char *fact, cl_int code)
+{
+    cla_logf(q->log, CLATTN_LOG_DEBUG, "device fact %s: %s (%d)", fact, cla_cl_error_name(code),
+             (int)code);
+}
+
+// A fact of fixed size; false and a value of 0 if it cannot be had.
+static bool get(const struct query *q, cl_device_info fact, const char *name, void *value,
+                size_t size)
+{
+    cl_int code = q->cl->GetDeviceInfo(q->device, fact, size, value, NULL);
+    if (code == CL_SUCCESS)
+        return true;
+    memset(value, 0, size);
+    unknown(q, name, code);
+    return false;
+}
+
+static bool get_bool(const struct query *q, cl_device_info fact, const char *name)
+{
+    cl_bool value = CL_FALSE;
+    get(q, fact, name, &value, sizeof value);
+    return value != CL_FALSE;
+}
+
+static int32_t get_int(const struct query *q, cl_device_info fact, const char *name)
+{
+    cl_uint value = 0;
+    get(q, fact, name, &value, sizeof value);
+    return value > INT32_MAX ? INT32_MAX : (int32_t)value;
+}
+
+static size_t get_size(const struct query *q, cl_device_info fact, const char *name)
+{
+    size_t value = 0;
+    get(q, fact, name, &value, sizeof value);
+    return value;
+}
+
+static size_t get_bytes(const struct query *q, cl_device_info fact, const char *name)
+{
+    cl_ulong value = 0;
+    get(q, fact, name, &value, sizeof value);
+    return value > SIZE_MAX ? SIZE_MAX : (size_t)value;
+}
+
+// A text of any length, which the caller frees; NULL if it cannot be had. `platform` is asked
+// where it is not NULL, else the device.
+static char *get_text(const struct query *q, cl_platform_id platform, cl_uint fact,
+                      const char *name)
+{
+    const struct cla_cl *cl = q->cl;
+    size_t size = 0;
+    cl_int code = platform ? cl->GetPlatformInfo(platform, fact, 0, NULL, &size)
+                           : cl->GetDeviceInfo(q->device, fact, 0, NULL, &size);
+    char *text = code == CL_SUCCESS ? calloc(size + 1, 1) : NULL;
+    if (text)
+        code = platform ? cl->GetPlatformInfo(platform, fact, size, text, NULL)
+                        : cl->GetDeviceInfo(q->device, fact, size, text, NULL);
+    if (code != CL_SUCCESS) {
+        unknown(q, name, code);
+        free(text);
+        text = NULL;
+    }
+    return text;
+}
+
+// Cuts to the field and drops the blanks that some names are padded with.
+static void copy_text(const struct query *q, cl_platform_id platform, cl_uint fact,
+                      const char *name, char out[128])
+{
+    out[0] = '\0';
+    char *text = get_text(q, platform, fact, name);
+    if (!text)
+        return;
+    const char *start = text + strspn(text, " \t");
+    size_t length = strlen(start);
+    if (length > 127)
+        length = 127;
+    while (length > 0 && strchr(" \t\r\n", start[length - 1]))
+        length--;
+    memcpy(out, start, length);
+    out[length] = '\0';
+    free(text);
+}
+
+// Whole words only: the name of one extension may begin that of another.
+static bool has_word(const char *list, const char *word)
+{
+    size_t length = strlen(word);
+    for (const char *p = list; (p = strstr(p, word)) != NULL; p += length) {
+        bool starts = p == list || p[-1] == ' ';
+        bool ends = p[length] == '\0' || p[length] == ' ';
+        if (starts && ends)
+            return true;
+    }
+    return false;
+}
+
+static bool version_at_least(const char *version, int major, int minor)
+{
+    int a = 0, b = 0;
+    if (sscanf(version, "OpenCL %d.%d", &a, &b) != 2)
+        return false;
+    return a > major || (a == major && b >= minor);
+}
+
+static void fill_extensions(const struct query *q, struct cla_caps *caps)
+{
+    char *list = get_text(q, NULL, CL_DEVICE_EXTENSIONS, "CL_DEVICE_EXTENSIONS");
+    if (list) {
+        caps->has_fp16 = has_word(list, "cl_khr_fp16");
+        caps->has_subgroups =
+            has_word(list, "cl_khr_subgroups") || has_word(list, "cl_intel_subgroups");
+        free(list);
+    }
+    // Core since 2.1, and optional again in 3.0, where 0 says that there are none.
+    if (!caps->has_subgroups && version_at_least(caps->version, 2, 1))
+        caps->has_subgroups =
+            get_int(q, DEVICE_MAX_NUM_SUB_GROUPS, "CL_DEVICE_MAX_NUM_SUB_GROUPS") > 0;
+}
+
+// A device that claims to be of several types (an emulator) is of none of them.
+static void fill_type(cl_device_type bits, struct cla_caps *caps)
+{
+    caps->type_has_cpu_bit = (bits & CL_DEVICE_TYPE_CPU) != 0;
+    switch (bits & (CL_DEVICE_TYPE_CPU | CL_DEVICE_TYPE_GPU | CL_DEVICE_TYPE_ACCELERATOR)) {
+    case CL_DEVICE_TYPE_CPU:
+        caps->type = CLA_DEVICE_CPU;
+        break;
+    case CL_DEVICE_TYPE_GPU:
+        caps->type = CLA_DEVICE_GPU;
+        break;
+    case CL_DEVICE_TYPE_ACCELERATOR:
+        caps->type = CLA_DEVICE_ACCELERATOR;
+        break;
+    default:
+        caps->type = CLA_DEVICE_OTHER;
+        break;
+    }
+}
+
+static void fill_groups(const struct query *q, struct cla_caps *caps)
+{
+    caps->max_group = get_size(q, CL_DEVICE_MAX_WORK_GROUP_SIZE, "CL_DEVICE_MAX_WORK_GROUP_SIZE");
+
+    size_t items[16] = {0};
+    size_t size = 0;
+    cl_int code =
+        q->cl->GetDeviceInfo(q->device, CL_DEVICE_MAX_WORK_ITEM_SIZES, sizeof items, items, &size);
+    if (code == CL_SUCCESS)
+        for (size_t i = 0; i < 3 && (i + 1) * sizeof *items <= size; i++)
+            caps->max_items[i] = items[i];
+    else
+        unknown(q, "CL_DEVICE_MAX_WORK_ITEM_SIZES", code);
+}
+
+static void fill_memory(const struct query *q, struct cla_caps *caps)
+{
+    cl_device_local_mem_type kind = CL_NONE;
+    get(q, CL_DEVICE_LOCAL_MEM_TYPE, "CL_DEVICE_LOCAL_MEM_TYPE", &kind, sizeof kind);
+    caps->local_is_global = kind == CL_GLOBAL;
+    if (kind != CL_NONE)
+        caps->local_bytes = get_bytes(q, CL_DEVICE_LOCAL_MEM_SIZE, "CL_DEVICE_LOCAL_MEM_SIZE");
+    caps->host_unified =
+        get_bool(q, CL_DEVICE_HOST_UNIFIED_MEMORY, "CL_DEVICE_HOST_UNIFIED_MEMORY");
+    caps->global_bytes = get_bytes(q, CL_DEVICE_GLOBAL_MEM_SIZE, "CL_DEVICE_GLOBAL_MEM_SIZE");
+    caps->max_alloc_bytes =
+        get_bytes(q, CL_DEVICE_MAX_MEM_ALLOC_SIZE, "CL_DEVICE_MAX_MEM_ALLOC_SIZE");
+    caps->cache_bytes =
+        get_bytes(q, CL_DEVICE_GLOBAL_MEM_CACHE_SIZE, "CL_DEVICE_GLOBAL_MEM_CACHE_SIZE");
+}
+
+// Measured: rusticl (Mesa 22.3, llvmpipe) answers a work-group limit of 32 for kernels that run
+// with 256 and twice the local memory they use; PoCL 3.1 answers 4096 work-items for every kernel,
+// which is the device's limit and excludes nothing that the device does not.
+static uint32_t quirks(const struct cla_caps *caps)
+{
+    return strcmp(caps->platform, "rusticl") == 0 ? CLA_QUIRK_KERNEL_QUERIES_LIE : 0;
+}
+
+static void fill_texts(const struct query *q, struct cla_caps *caps)
+{
+    cl_platform_id platform = NULL;
+    get(q, CL_DEVICE_PLATFORM, "CL_DEVICE_PLATFORM", &platform, sizeof platform);
+    if (platform)
+        copy_text(q, platform, CL_PLATFORM_NAME, "CL_PLATFORM_NAME", caps->platform);
+    copy_text(q, NULL, CL_DEVICE_NAME, "CL_DEVICE_NAME", caps->name);
+    copy_text(q, NULL, CL_DEVICE_VENDOR, "CL_DEVICE_VENDOR", caps->vendor);
+    copy_text(q, NULL, CL_DRIVER_VERSION, "CL_DRIVER_VERSION", caps->driver);
+    copy_text(q, NULL, CL_DEVICE_VERSION, "CL_DEVICE_VERSION", caps->version);
+}
+
+// The code of CL_DEVICE_TYPE: a device that cannot even say this does not work.
+static cl_int fill_caps(const struct query *q, struct cla_caps *caps)
+{
+    memset(caps, 0, sizeof *caps);
+    cl_device_type type = 0;
+    cl_int code = q->cl->GetDeviceInfo(q->device, CL_DEVICE_TYPE, sizeof type, &type, NULL);
+    if (code != CL_SUCCESS)
+        return code;
+    fill_type(type, caps);
+    fill_texts(q, caps);
+    caps->compiler = get_bool(q, CL_DEVICE_AVAILABLE, "CL_DEVICE_AVAILABLE") &&
+                     get_bool(q, CL_DEVICE_COMPILER_AVAILABLE, "CL_DEVICE_COMPILER_AVAILABLE");
+    caps->compute_units = get_int(q, CL_DEVICE_MAX_COMPUTE_UNITS, "CL_DEVICE_MAX_COMPUTE_UNITS");
+    caps->native_width_f32 =
+        get_int(q, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT, "CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT");
+    fill_groups(q, caps);
+    fill_memory(q, caps);
+    fill_extensions(q, caps);
+    caps->quirks = quirks(caps);
+    return CL_SUCCESS;
+}
+
+clattn_status cla_cl_device_caps(const struct cla_cl *cl, const struct cla_log *log,
+                                 cl_device_id device, struct cla_caps *caps)
+{
+    struct query q = {.cl = cl, .log = log, .device = device};
+    return cla_cl_check(log, fill_caps(&q, caps), "clGetDeviceInfo(CL_DEVICE_TYPE)");
+}
+
+// Ids of a platform's devices, which the caller frees; none is no error.
+static clattn_status platform_devices(const struct cla_cl *cl, const struct cla_log *log,
+                                      cl_platform_id platform, cl_device_id **ids, cl_uint *count)
+{
+    *ids = NULL;
+    *count = 0;
+    cl_uint n = 0;
+    cl_int code = cl->GetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &n);
+    if (code == CL_DEVICE_NOT_FOUND || (code == CL_SUCCESS && n == 0))
+        return CLATTN_OK;
+    cl_device_id *found = NULL;
+    if (code == CL_SUCCESS) {
+        found = calloc(n, sizeof *found);
+        if (!found)
+            return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %u devices", n);
+        code = cl->GetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, n, found, NULL);
+    }
+    if (code != CL_SUCCESS) { // one broken platform does not hide the others
+        cla_logf(log, CLATTN_LOG_WARN, "a platform was passed over: clGetDeviceIDs: %s (%d)",
+                 cla_cl_error_name(code), (int)code);
+        free(found);
+        return CLATTN_OK;
+    }
+    *ids = found;
+    *count = n;
+    return CLATTN_OK;
+}
+
+// Appends the devices of one platform; those that don't answer are left out with a warning.
+static clattn_status add_platform(const struct cla_cl *cl, const struct cla_log *log,
+                                  cl_platform_id platform, struct cla_cl_device **list,
+                                  int32_t *count)
+{
+    cl_device_id *ids = NULL;
+    cl_uint n = 0;
+    clattn_status st = platform_devices(cl, log, platform, &ids, &n);
+    if (st != CLATTN_OK || n == 0)
+        return st;
+
+    struct cla_cl_device *longer = realloc(*list, ((size_t)*count + n) * sizeof *longer);
+    if (!longer) {
+        free(ids);
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %u devices", n);
+    }
+    *list = longer;
+    for (cl_uint i = 0; i < n; i++) {
+        struct cla_cl_device *d = &longer[*count];
+        d->platform = platform;
+        d->device = ids[i];
+        struct query q = {.cl = cl, .log = log, .device = ids[i]};
+        cl_int code = fill_caps(&q, &d->caps);
+        if (code == CL_SUCCESS)
+            ++*count;
+        else
+            cla_logf(log, CLATTN_LOG_WARN,
+                     "device %u of a platform was passed over: clGetDeviceInfo: %s (%d)", i,
+                     cla_cl_error_name(code), (int)code);
+    }
+    free(ids);
+    return CLATTN_OK;
+}
+
+clattn_status cla_cl_devices(const struct cla_cl *cl, const struct cla_log *log,
+                             struct cla_cl_device **list, int32_t *count)
+{
+    *list = NULL;
+    *count = 0;
+    clattn_status st = CLATTN_OK;
+    cl_platform_id *platforms = NULL;
+    cl_uint n = 0;
+
+    cl_int code = cl->GetPlatformIDs(0, NULL, &n);
+    if (code == PLATFORM_NOT_FOUND_KHR || (code == CL_SUCCESS && n == 0))
+        goto done;
+    CLA_TRY(cla_cl_check(log, code, "clGetPlatformIDs"));
+    platforms = calloc(n, sizeof *platforms);
+    if (!platforms) {
+        st = cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %u platforms", n);
+        goto done;
+    }
+    CLA_CL(cl->GetPlatformIDs(n, platforms, NULL));
+    for (cl_uint i = 0; i < n; i++)
+        CLA_TRY(add_platform(cl, log, platforms[i], list, count));
+done:
+    free(platforms);
+    if (st != CLATTN_OK) {
+        free(*list);
+        *list = NULL;
+        *count = 0;
+    }
+    return st;
+}

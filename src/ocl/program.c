@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ocl/program.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ocl/error.h"
+#include "util/os.h"
+
+// One (text, options). Its own mutex is held while it is built, so whoever wants the same program
+// waits there and finds it done, and other programs are not held up.
+struct entry {
+    struct entry *next;
+    char *text, *options;
+    size_t text_size;
+    int users; // callers at work on it; guarded by cla_programs.mutex
+    struct cla_mutex *mutex;
+    cl_program program; // NULL until built; guarded by `mutex`
+};
+
+struct cla_programs {
+    const struct cla_cl *cl;
+    const struct cla_log *log;
+    cl_context context;
+    cl_device_id device;
+    atomic_uint_least64_t builds;
+    struct cla_mutex *mutex; // guards the list and `users`; never held over a driver call
+    struct entry *entries;
+};
+
+static void entry_destroy(const struct cla_cl *cl, struct entry *e)
+{
+    if (!e)
+        return;
+    if (e->program)
+        cl->ReleaseProgram(e->program);
+    cla_mutex_destroy(e->mutex);
+    free(e->text);
+    free(e->options);
+    free(e);
+}
+
+static struct entry *entry_create(const char *text, size_t text_size, const char *options)
+{
+    struct entry *e = calloc(1, sizeof *e);
+    if (!e)
+        return NULL;
+    size_t options_size = strlen(options);
+    e->text_size = text_size;
+    e->text = malloc(text_size + 1);
+    e->options = malloc(options_size + 1);
+    e->mutex = cla_mutex_create();
+    if (!e->text || !e->options || !e->mutex) {
+        entry_destroy(NULL, e);
+        return NULL;
+    }
+    memcpy(e->text, text, text_size + 1);
+    memcpy(e->options, options, options_size + 1);
+    return e;
+}
+
+clattn_status cla_programs_create(const struct cla_cl *cl, cl_context context, cl_device_id device,
+                                  const struct cla_log *log, struct cla_programs **out)
+{
+    *out = NULL;
+    struct cla_programs *p = calloc(1, sizeof *p);
+    struct cla_mutex *mutex = cla_mutex_create();
+    if (!p || !mutex) {
+        free(p);
+        cla_mutex_destroy(mutex);
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the program cache");
+    }
+    p->cl = cl;
+    p->log = log;
+    p->context = context;
+    p->device = device;
+    p->mutex = mutex;
+    atomic_init(&p->builds, 0);
+    *out = p;
+    return CLATTN_OK;
+}
+
+void cla_programs_destroy(struct cla_programs **programs)
+{
+    if (!programs || !*programs)
+        return;
+    struct cla_programs *p = *programs;
+    for (struct entry *e = p->entries, *next; e; e = next) {
+        next = e->next;
+        entry_destroy(p->cl, e);
+    }
+    cla_mutex_destroy(p->mutex);
+    free(p);
+    *programs = NULL;
+}
+
+// Finds or makes the entry and counts the caller among its users; NULL if memory ran out.
+static struct entry *entry_take(struct cla_programs *p, const char *text, const char *options)
+{
+    size_t size = strlen(text);
+    cla_mutex_lock(p->mutex);
+    struct entry *e = p->entries;
+    while (e && (strcmp(e->options, options) != 0 || e->text_size != size ||
+                 memcmp(e->text, text, size) != 0))
+        e = e->next;
+    if (!e) {
+        e = entry_create(text, size, options);
+        if (e) {
+            e->next = p->entries;
+            p->entries = e;
+        }
+    }
+    if (e)
+        e->users++;
+    cla_mutex_unlock(p->mutex);
+    return e;
+}
+
+// Ends the caller's use. An entry that nobody works on and that has no program, since its build
+// failed, goes away: the next request tries again.
+static void entry_put(struct cla_programs *p, struct entry *e)
+{
+    cla_mutex_lock(p->mutex);
+    bool unused = --e->users == 0 && !e->program;
+    if (unused) {
+        struct entry **link = &p->entries;
+        while (*link != e)
+            link = &(*link)->next;
+        *link = e->next;
+    }
+    cla_mutex_unlock(p->mutex);
+    if (unused)
+        entry_destroy(p->cl, e);
+}
+
+// Text of the device or of the program's build, which the caller frees; "" where there is none,
+// NULL if memory ran out.
+static char *device_text(const struct cla_programs *p, cl_device_info fact)
+{
+    size_t size = 0;
+    if (p->cl->GetDeviceInfo(p->device, fact, 0, NULL, &size) != CL_SUCCESS)
+        size = 0;
+    char *text = calloc(size + 1, 1);
+    if (text && size && p->cl->GetDeviceInfo(p->device, fact, size, text, NULL) != CL_SUCCESS)
+        text[0] = '\0';
+    return text;
+}
+
+static char *build_log(const struct cla_programs *p, cl_program program)
+{
+    const cl_program_build_info fact = CL_PROGRAM_BUILD_LOG;
+    size_t size = 0;
+    if (p->cl->GetProgramBuildInfo(program, p->device, fact, 0, NULL, &size) != CL_SUCCESS)
+        size = 0;
+    char *text = calloc(size + 1, 1);
+    if (text && size &&
+        p->cl->GetProgramBuildInfo(program, p->device, fact, size, text, NULL) != CL_SUCCESS)
+        text[0] = '\0';
+    if (text)
+        for (size_t n = strlen(text); n > 0 && strchr(" \t\r\n", text[n - 1]); n--)
+            text[n - 1] = '\0';
+    return text;
+}
+
+static void log_failure(const struct cla_programs *p, clattn_log_level level, const char *name,
+                        const char *options, cl_int code, const char *build)
+{
+    char *device = device_text(p, CL_DEVICE_NAME);
+    char *driver = device_text(p, CL_DRIVER_VERSION);
+    cla_logf(p->log, level, "%s does not compile: %s (%d); device %s, driver %s, options %s\n%s",
+             name, cla_cl_error_name(code), (int)code, device ? device : "?", driver ? driver : "?",
+             *options ? options : "none", build && *build ? build : "(no build log)");
+    free(device);
+    free(driver);
+}
+
+struct build_result {
+    cl_program program; // NULL if it failed
+    bool created;       // the source was accepted: `code` is that of clBuildProgram
+    cl_int code;
+    double ms;
+    char *log; // may be NULL
+};
+
+// No message is written here: the entry is locked, and the caller's callback might ask for the
+// same program.
+static struct build_result build(struct cla_programs *p, const struct entry *e)
+{
+    struct build_result r = {0};
+    const char *text = e->text;
+    uint64_t start = cla_os_now_ns();
+    atomic_fetch_add(&p->builds, 1);
+    cl_program program =
+        p->cl->CreateProgramWithSource(p->context, 1, &text, &e->text_size, &r.code);
+    if (r.code != CL_SUCCESS || !program) {
+        r.code = r.code != CL_SUCCESS ? r.code : CL_OUT_OF_HOST_MEMORY;
+        return r;
+    }
+    r.created = true;
+    r.code = p->cl->BuildProgram(program, 1, &p->device, e->options, NULL, NULL);
+    r.ms = (double)(cla_os_now_ns() - start) * 1e-6;
+    r.log = build_log(p, program);
+    if (r.code == CL_SUCCESS)
+        r.program = program;
+    else
+        p->cl->ReleaseProgram(program);
+    return r;
+}
+
+// Short of memory is not the source's fault; every other code of clBuildProgram is put down to it.
+static clattn_status report(const struct cla_programs *p, const char *name, const char *options,
+                            clattn_log_level fail_level, const struct build_result *r)
+{
+    if (!r->created)
+        return cla_cl_check(p->log, r->code, "clCreateProgramWithSource");
+    if (r->code != CL_SUCCESS) {
+        log_failure(p, fail_level, name, options, r->code, r->log);
+        return r->code == CL_OUT_OF_HOST_MEMORY ? CLATTN_ERR_OUT_OF_MEMORY : CLATTN_ERR_BUILD;
+    }
+    cla_logf(p->log, CLATTN_LOG_INFO, "%s compiled in %.1f ms, options %s", name, r->ms,
+             *options ? options : "none");
+    if (r->log && *r->log)
+        cla_logf(p->log, CLATTN_LOG_DEBUG, "build log of %s:\n%s", name, r->log);
+    return CLATTN_OK;
+}
+
+clattn_status cla_programs_get(struct cla_programs *p, const char *name, const char *text,
+                               const char *options, clattn_log_level fail_level, cl_program *out)
+{
+    *out = NULL;
+    if (!options)
+        options = "";
+    struct entry *e = entry_take(p, text, options);
+    if (!e)
+        return cla_fail(p->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for program %s", name);
+
+    bool built = false;
+    struct build_result r = {0};
+    cl_int retained = CL_SUCCESS;
+    cla_mutex_lock(e->mutex);
+    if (!e->program) {
+        r = build(p, e);
+        built = true;
+        e->program = r.program;
+    }
+    if (e->program) {
+        retained = p->cl->RetainProgram(e->program);
+        if (retained == CL_SUCCESS)
+            *out = e->program;
+    }
+    cla_mutex_unlock(e->mutex);
+    entry_put(p, e);
+
+    clattn_status st = built ? report(p, name, options, fail_level, &r) : CLATTN_OK;
+    free(r.log);
+    return st == CLATTN_OK ? cla_cl_check(p->log, retained, "clRetainProgram") : st;
+}
+
+uint64_t cla_programs_build_count(const struct cla_programs *p)
+{
+    return atomic_load(&p->builds);
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// (text, options) -> cl_program for one device, compiled once and kept in memory.
+#ifndef CLA_OCL_PROGRAM_H
+#define CLA_OCL_PROGRAM_H
+
+#include "ocl/api.h"
+
+// Thread-safe. Two threads that ask for the same program at once get one build: the second waits.
+// No lock is held over a driver call that builds another program.
+struct cla_programs;
+
+clattn_status cla_programs_create(const struct cla_cl *cl, cl_context context, cl_device_id device,
+                                  const struct cla_log *log, struct cla_programs **out);
+void cla_programs_destroy(struct cla_programs **p);
+
+// The built program, retained for the caller, who releases it. `name` is for messages. A failed
+// build logs the build log, options, device and driver at `fail_level` (a trial that may fail
+// passes CLATTN_LOG_DEBUG) and returns CLATTN_ERR_BUILD; failures are not kept.
+clattn_status cla_programs_get(struct cla_programs *p, const char *name, const char *text,
+                               const char *options, clattn_log_level fail_level, cl_program *out);
+
+// Builds so far, failed ones included.
+uint64_t cla_programs_build_count(const struct cla_programs *p);
+
+#endif // CLA_OCL_PROGRAM_H

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// All validation. A description becomes a problem, a call becomes a shape; nobody behind this
+// file checks again.
+#ifndef CLA_PROBLEM_H
+#define CLA_PROBLEM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "clattn/attention.h"
+#include "util/log.h"
+
+// What a plan is made for: a checked clattn_attention_desc with the defaults filled in.
+struct cla_problem {
+    int32_t dtype_q, dtype_kv, dtype_o;
+    int32_t dim_qk, dim_v;
+    int32_t heads_q, heads_kv, group; // group = heads_q / heads_kv
+    int32_t max_batch, max_len_q, max_len_kv; // INT32_MAX where the caller gave no bound
+    bool causal, mask, lse;
+    int32_t align;  // enum clattn_align
+    int32_t algo;   // enum clattn_algo
+    int32_t kernel; // enum clattn_kernel
+    int32_t precision;
+    bool no_fallback;
+};
+
+// One tensor of a call, resolved: strides in elements whatever the layout.
+struct cla_tensor {
+    clattn_buf buf;
+    int64_t offset;    // elements from the start of buf.ptr
+    int64_t stride[3]; // batch, head, sequence
+    size_t end_bytes;  // bytes from the start of buf.ptr that are reached
+};
+
+struct cla_mask {
+    clattn_buf buf;
+    int64_t offset;    // bytes
+    int64_t stride[4]; // batch, head, query, key; 0 broadcasts
+    size_t end_bytes;
+};
+
+// One checked call.
+struct cla_call {
+    int32_t batch, len_q, len_kv;
+    float scale;
+    int32_t off; // alignment: query i stands at key i + off
+    // Query i sees key j when win_lo <= j - i <= win_hi; CLA_WIN_MIN / CLA_WIN_MAX = unlimited.
+    int32_t win_lo, win_hi;
+    struct cla_tensor q, k, v, o;
+    struct cla_mask mask;
+    clattn_buf lse;
+    int64_t lse_offset; // floats
+    clattn_buf workspace;
+};
+
+// Memory of one call as host pointers at element 0 (offsets already added). Absent = NULL.
+struct cla_host_mem {
+    const void *q, *k, *v;
+    void *o;
+    float *lse;
+    const uint8_t *mask;
+};
+
+// desc -> problem. Logs what is wrong with the values.
+clattn_status cla_problem_from_desc(const clattn_attention_desc *desc, const struct cla_log *log,
+                                    struct cla_problem *out);
+
+// call -> checked call. `size_of` gives the byte size of a cl_mem, 0 if it cannot be had; NULL
+// where no cl_mem is legal.
+typedef size_t (*cla_mem_size_fn)(void *user, void *mem);
+clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention_call *call,
+                             cla_mem_size_fn size_of, void *user, const struct cla_log *log,
+                             struct cla_call *out);
+
+// Copies the caller's struct of any known size into `out`, the tail zeroed. Refuses a size below
+// `min_size`, and a longer one whose tail is not zero.
+clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, void *out,
+                            size_t out_size, const struct cla_log *log);
+
+#endif // CLA_PROBLEM_H

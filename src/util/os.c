@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+// dladdr() and realpath() are hidden by glibc in strict C11 without this.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "util/os.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <process.h>
+#include <windows.h>
+#else
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+#endif
+
+// Shared libraries and time
+
+#if defined(_WIN32)
+
+void *cla_os_lib_open(const char *name, char *error, size_t error_size)
+{
+    // A handle of the whole program, which NULL asks for, does not exist here.
+    HMODULE lib = name ? LoadLibraryA(name) : NULL;
+    if (!lib && error && error_size > 0)
+        snprintf(error, error_size, "system error %lu", name ? GetLastError() : 0ul);
+    return (void *)lib;
+}
+
+void *cla_os_lib_symbol(void *lib, const char *name)
+{
+    FARPROC fn = GetProcAddress((HMODULE)lib, name);
+    void *symbol;
+    memcpy(&symbol, &fn, sizeof symbol);
+    return symbol;
+}
+
+void cla_os_lib_close(void *lib)
+{
+    if (lib)
+        FreeLibrary((HMODULE)lib);
+}
+
+bool cla_os_path_of(const void *symbol, char *path, size_t size)
+{
+    HMODULE module;
+    DWORD flags =
+        GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+    if (size == 0 || size > 0xffffffffu || !GetModuleHandleExA(flags, symbol, &module))
+        return false;
+    DWORD length = GetModuleFileNameA(module, path, (DWORD)size);
+    return length > 0 && length < size;
+}
+
+void cla_os_sleep_ms(unsigned ms)
+{
+    Sleep(ms);
+}
+
+uint64_t cla_os_now_ns(void)
+{
+    LARGE_INTEGER ticks, frequency;
+    QueryPerformanceCounter(&ticks);
+    QueryPerformanceFrequency(&frequency);
+    uint64_t t = (uint64_t)ticks.QuadPart, f = (uint64_t)frequency.QuadPart;
+    return t / f * 1000000000u + t % f * 1000000000u / f;
+}
+
+#else
+
+void *cla_os_lib_open(const char *name, char *error, size_t error_size)
+{
+    void *lib = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!lib && error && error_size > 0) {
+        const char *text = dlerror();
+        snprintf(error, error_size, "%s", text ? text : "unknown error");
+    }
+    return lib;
+}
+
+void *cla_os_lib_symbol(void *lib, const char *name)
+{
+    return dlsym(lib, name);
+}
+
+void cla_os_lib_close(void *lib)
+{
+    if (lib)
+        dlclose(lib);
+}
+
+bool cla_os_path_of(const void *symbol, char *path, size_t size)
+{
+    Dl_info info;
+    if (!dladdr(symbol, &info) || !info.dli_fname)
+        return false;
+    // For the main program the name is argv[0], which without a slash was found through $PATH.
+    const char *name = strchr(info.dli_fname, '/') ? info.dli_fname : "/proc/self/exe";
+    char *real = realpath(name, NULL);
+    bool ok = real && strlen(real) < size;
+    if (ok)
+        memcpy(path, real, strlen(real) + 1);
+    free(real);
+    return ok;
+}
+
+void cla_os_sleep_ms(unsigned ms)
+{
+    struct timespec t = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000L};
+    nanosleep(&t, NULL);
+}
+
+uint64_t cla_os_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+#endif
+
+// Files and environment
+
+char *cla_os_read_file(const char *path, size_t *size)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return NULL;
+
+    // Read to the end rather than ask for the size, which pipes and folders don't have.
+    size_t used = 0, capacity = 16384;
+    char *text = malloc(capacity);
+    while (text) {
+        used += fread(text + used, 1, capacity - used - 1, file);
+        if (used + 1 < capacity)
+            break;
+        char *larger = capacity <= SIZE_MAX / 2 ? realloc(text, capacity * 2) : NULL;
+        if (!larger)
+            free(text);
+        text = larger;
+        capacity *= 2;
+    }
+    if (text && ferror(file)) {
+        free(text);
+        text = NULL;
+    }
+    fclose(file);
+    if (!text)
+        return NULL;
+    text[used] = '\0';
+    if (size)
+        *size = used;
+    return text;
+}
+
+const char *cla_os_env(const char *name)
+{
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+// Mutexes, conditions and threads: the thin layer under the worker
+
+#if defined(_WIN32)
+
+struct cla_mutex {
+    SRWLOCK lock;
+};
+typedef CONDITION_VARIABLE condition;
+typedef HANDLE thread;
+
+static bool mutex_init(struct cla_mutex *m)
+{
+    InitializeSRWLock(&m->lock);
+    return true;
+}
+
+static void mutex_end(struct cla_mutex *m)
+{
+    (void)m;
+}
+
+void cla_mutex_lock(struct cla_mutex *m)
+{
+    AcquireSRWLockExclusive(&m->lock);
+}
+
+void cla_mutex_unlock(struct cla_mutex *m)
+{
+    ReleaseSRWLockExclusive(&m->lock);
+}
+
+static bool condition_init(condition *c)
+{
+    InitializeConditionVariable(c);
+    return true;
+}
+
+static void condition_end(condition *c)
+{
+    (void)c;
+}
+
+static void condition_wait(condition *c, struct cla_mutex *m)
+{
+    SleepConditionVariableSRW(c, &m->lock, INFINITE, 0);
+}
+
+static void condition_wake(condition *c)
+{
+    WakeConditionVariable(c);
+}
+
+static void worker_loop(struct cla_worker *w);
+
+static unsigned __stdcall thread_main(void *worker)
+{
+    worker_loop(worker);
+    return 0;
+}
+
+static bool thread_start(thread *t, struct cla_worker *w)
+{
+    *t = (HANDLE)_beginthreadex(NULL, 0, thread_main, w, 0, NULL);
+    return *t != NULL;
+}
+
+static void thread_join(thread t)
+{
+    WaitForSingleObject(t, INFINITE);
+    CloseHandle(t);
+}
+
+#else
+
+struct cla_mutex {
+    pthread_mutex_t lock;
+};
+typedef pthread_cond_t condition;
+typedef pthread_t thread;
+
+static bool mutex_init(struct cla_mutex *m)
+{
+    return pthread_mutex_init(&m->lock, NULL) == 0;
+}
+
+static void mutex_end(struct cla_mutex *m)
+{
+    pthread_mutex_destroy(&m->lock);
+}
+
+void cla_mutex_lock(struct cla_mutex *m)
+{
+    pthread_mutex_lock(&m->lock);
+}
+
+void cla_mutex_unlock(struct cla_mutex *m)
+{
+    pthread_mutex_unlock(&m->lock);
+}
+
+static bool condition_init(condition *c)
+{
+    return pthread_cond_init(c, NULL) == 0;
+}
+
+static void condition_end(condition *c)
+{
+    pthread_cond_destroy(c);
+}
+
+static void condition_wait(condition *c, struct cla_mutex *m)
+{
+    pthread_cond_wait(c, &m->lock);
+}
+
+static void condition_wake(condition *c)
+{
+    pthread_cond_signal(c);
+}
+
+static void worker_loop(struct cla_worker *w);
+
+static void *thread_main(void *worker)
+{
+    worker_loop(worker);
+    return NULL;
+}
+
+// The application's signal handlers must not run on a thread it knows nothing of, so the new
+// thread, which inherits the mask, blocks all signals but those that its own faults raise.
+static bool thread_start(thread *t, struct cla_worker *w)
+{
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGPROF};
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        sigdelset(&blocked, own[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    bool ok = pthread_create(t, NULL, thread_main, w) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return ok;
+}
+
+static void thread_join(thread t)
+{
+    pthread_join(t, NULL);
+}
+
+#endif
+
+struct cla_mutex *cla_mutex_create(void)
+{
+    struct cla_mutex *m = malloc(sizeof *m);
+    if (m && !mutex_init(m)) {
+        free(m);
+        m = NULL;
+    }
+    return m;
+}
+
+void cla_mutex_destroy(struct cla_mutex *m)
+{
+    if (!m)
+        return;
+    mutex_end(m);
+    free(m);
+}
+
+// The worker
+
+struct job {
+    struct job *next;
+    void (*run)(void *);
+    void *arg;
+};
+
+struct cla_worker {
+    struct cla_mutex mutex; // guards all fields below
+    condition wake;         // a job came, or the end
+    struct job *first, *last;
+    bool started, ending;
+    thread id; // valid once started
+};
+
+struct cla_worker *cla_worker_create(void)
+{
+    struct cla_worker *w = calloc(1, sizeof *w);
+    if (!w)
+        return NULL;
+    if (!mutex_init(&w->mutex)) {
+        free(w);
+        return NULL;
+    }
+    if (!condition_init(&w->wake)) {
+        mutex_end(&w->mutex);
+        free(w);
+        return NULL;
+    }
+    return w;
+}
+
+static void worker_loop(struct cla_worker *w)
+{
+    cla_mutex_lock(&w->mutex);
+    for (;;) {
+        struct job *job = w->first;
+        if (!job) {
+            if (w->ending)
+                break;
+            condition_wait(&w->wake, &w->mutex);
+            continue;
+        }
+        w->first = job->next;
+        if (!w->first)
+            w->last = NULL;
+        cla_mutex_unlock(&w->mutex);
+        job->run(job->arg);
+        free(job);
+        cla_mutex_lock(&w->mutex);
+    }
+    cla_mutex_unlock(&w->mutex);
+}
+
+bool cla_worker_push(struct cla_worker *w, void (*run)(void *), void *arg)
+{
+    struct job *job = malloc(sizeof *job);
+    if (!job)
+        return false;
+    *job = (struct job){.next = NULL, .run = run, .arg = arg};
+
+    cla_mutex_lock(&w->mutex);
+    // The thread is started under the lock: it waits there until the job is in the list.
+    if (!w->started)
+        w->started = thread_start(&w->id, w);
+    bool taken = w->started;
+    if (taken) {
+        if (w->last)
+            w->last->next = job;
+        else
+            w->first = job;
+        w->last = job;
+        condition_wake(&w->wake);
+    }
+    cla_mutex_unlock(&w->mutex);
+    if (!taken)
+        free(job);
+    return taken;
+}
+
+// Must not be called by a job: the thread would wait for itself.
+void cla_worker_destroy(struct cla_worker *w)
+{
+    if (!w)
+        return;
+    cla_mutex_lock(&w->mutex);
+    w->ending = true;
+    bool started = w->started;
+    condition_wake(&w->wake);
+    cla_mutex_unlock(&w->mutex);
+    if (started)
+        thread_join(w->id);
+    condition_end(&w->wake);
+    mutex_end(&w->mutex);
+    free(w);
+}

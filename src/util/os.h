@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only file with POSIX or Windows calls: shared libraries, threads, files, time.
+#ifndef CLA_UTIL_OS_H
+#define CLA_UTIL_OS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// Shared libraries. On failure NULL, and `error` (may be NULL) receives the system's text.
+// A NULL name is the program itself with all that it was linked to or has preloaded; Windows has
+// no such thing.
+void *cla_os_lib_open(const char *name, char *error, size_t error_size);
+void *cla_os_lib_symbol(void *lib, const char *name);
+void cla_os_lib_close(void *lib);
+
+// Path of the shared library or program that holds `symbol`; false if it cannot be had.
+bool cla_os_path_of(const void *symbol, char *path, size_t size);
+
+// Whole file as a NUL-terminated string the caller frees, NULL if it cannot be read.
+char *cla_os_read_file(const char *path, size_t *size);
+
+// Environment variable, NULL if unset or empty.
+const char *cla_os_env(const char *name);
+
+uint64_t cla_os_now_ns(void);
+void cla_os_sleep_ms(unsigned ms);
+
+struct cla_mutex;
+struct cla_mutex *cla_mutex_create(void);
+void cla_mutex_destroy(struct cla_mutex *m);
+void cla_mutex_lock(struct cla_mutex *m);
+void cla_mutex_unlock(struct cla_mutex *m);
+
+// A thread that runs jobs in the order they came; started by the first job.
+struct cla_worker;
+struct cla_worker *cla_worker_create(void);
+// false if the thread could not be started or memory ran out; the job was not taken.
+bool cla_worker_push(struct cla_worker *w, void (*job)(void *), void *arg);
+// Runs what is queued, then ends the thread. NULL is ignored.
+void cla_worker_destroy(struct cla_worker *w);
+
+#endif // CLA_UTIL_OS_H

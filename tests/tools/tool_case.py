@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the tools share: .npy files made and read without NumPy, attention by its
+definition, a folder for each test, and a runner that names every test.
+
+Everything runs on the built-in CPU path, and on every OpenCL device that $CLATTN_TEST_EXPECT names,
+which must then be there.
+"""
+import argparse
+import math
+import os
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAMS = argparse.Namespace()  # paths by name: run, probe, bench, run_faulty, bench_faulty, data
+DEVICES = []  # parts of the names of the OpenCL devices that this run expects
+EXPECT = {"pocl": "portable computing language", "intel": "intel", "llvmpipe": "llvmpipe",
+          "oclgrind": "oclgrind"}
+
+
+# ---- arrays: flat lists with a shape -----------------------------------------------------------
+
+def size_of(shape):
+    return math.prod(shape)
+
+
+def npy_bytes(shape, values, descr="<f4", order="False", version=1, tuple_text=None):
+    text = tuple_text or "(" + "".join(f"{n}, " for n in shape) + ")"
+    head = f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {text}, }}"
+    prefix = 10 if version == 1 else 12
+    head += " " * (-(prefix + len(head) + 1) % 64) + "\n"
+    length = struct.pack("<H" if version == 1 else "<I", len(head))
+    code = {"<f4": "<%df", ">f4": ">%df", "<f8": "<%dd", "|b1": "%dB"}[descr]
+    data = struct.pack(code % len(values), *values)
+    return b"\x93NUMPY" + bytes([version, 0]) + length + head.encode() + data
+
+
+def read_npy(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    assert data[:8] == b"\x93NUMPY\1\0", data[:8]
+    length = struct.unpack("<H", data[8:10])[0]
+    assert (10 + length) % 64 == 0, length
+    head = eval(data[10:10 + length].decode(), {})  # the header is a Python literal
+    assert head["descr"] == "<f4" and head["fortran_order"] is False
+    body = data[10 + length:]
+    assert len(body) == 4 * size_of(head["shape"])
+    return head["shape"], list(struct.unpack("<%df" % (len(body) // 4), body))
+
+
+def pattern(s, shape):
+    """The pattern W_s of the reference cases, exact in float32."""
+    return [(((13 * b + 29 * h + 17 * i + 3 * i * i + 7 * d + 5 * i * d + 11 * s) % 127) - 63) / 64
+            for b in range(shape[0]) for h in range(shape[1])
+            for i in range(shape[2]) for d in range(shape[3])]
+
+
+def swap_axes(shape, values):
+    """[b, h, i, d] -> [b, i, h, d]."""
+    b, h, n, d = shape
+    out = [values[((x * h + z) * n + y) * d + w]
+           for x in range(b) for y in range(n) for z in range(h) for w in range(d)]
+    return (b, n, h, d), out
+
+
+def attention(q_shape, q, k_shape, k, v, scale=None, causal=None, mask=None):
+    """O and LSE by the definition. causal: None or the offset; mask(b, h, i, j) or None."""
+    batch, heads, len_q, dim = q_shape
+    heads_kv, len_kv = k_shape[1], k_shape[2]
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    o, lse = [], []
+    for b in range(batch):
+        for h in range(heads):
+            base = (b * heads_kv + h // (heads // heads_kv)) * len_kv * dim
+            for i in range(len_q):
+                row = q[((b * heads + h) * len_q + i) * dim:][:dim]
+                keys = [j for j in range(len_kv)
+                        if (causal is None or j <= i + causal) and (not mask or mask(b, h, i, j))]
+                score = {j: scale * sum(x * y for x, y in zip(row, k[base + j * dim:]))
+                         for j in keys}
+                top = max(score.values(), default=0)
+                weight = {j: math.exp(score[j] - top) for j in keys}
+                total = sum(weight.values())
+                o += [sum(weight[j] * v[base + j * dim + d] for j in keys) / total if keys else 0.0
+                      for d in range(dim)]
+                lse.append(top + math.log(total) if keys else -math.inf)
+    return o, lse
+
+
+class Folder(unittest.TestCase):
+    """A test with a folder of its own and the usual three input files."""
+
+    Q_SHAPE, K_SHAPE = (2, 4, 5, 12), (2, 2, 9, 12)
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="clattn-test-")
+        self.addCleanup(folder.cleanup)
+        self.dir = folder.name
+        self.q = pattern(0, self.Q_SHAPE)
+        self.k = pattern(1, self.K_SHAPE)
+        self.v = pattern(2, self.K_SHAPE)
+        self.save("q.npy", self.Q_SHAPE, self.q)
+        self.save("k.npy", self.K_SHAPE, self.k)
+        self.save("v.npy", self.K_SHAPE, self.v)
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def save(self, name, shape, values, **more):
+        self.save_bytes(name, npy_bytes(shape, values, **more))
+
+    def save_bytes(self, name, data):
+        with open(self.path(name), "wb") as file:
+            file.write(data)
+
+    def run_program(self, program, *args, env=None, stdout=subprocess.PIPE, **more):
+        full = {**os.environ, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") +
+                ":allocator_may_return_null=1", **(env or {})}
+        done = subprocess.run([program, *args], cwd=self.dir, env=full, stdin=subprocess.DEVNULL,
+                              stdout=stdout, stderr=subprocess.PIPE, check=False, timeout=300,
+                              text=True, **more)
+        self.assertIn(done.returncode, (0, 1, 2, 3), done.stderr)
+        return done
+
+    def run_ok(self, *args, program=None, **more):
+        done = self.run_program(program or PROGRAMS.run, *args, **more)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout
+
+    def tree(self):
+        return {name: os.lstat(self.path(name)) and self.content(name)
+                for name in sorted(os.listdir(self.dir))}
+
+    def content(self, name):
+        if not stat.S_ISREG(os.lstat(self.path(name)).st_mode):
+            return None
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def run_bad(self, *args, program=None, code=2, says=(), **more):
+        """One line on stderr that says all of `says`, nothing on stdout, no file touched."""
+        before = self.tree()
+        done = self.run_program(program or PROGRAMS.run, *args, **more)
+        self.assertEqual(done.returncode, code, (args, done.stderr))
+        self.assertRegex(done.stderr, r"\Aclattn-(run|probe|bench): [^\n]+\n\Z")
+        for text in says:
+            self.assertIn(text, done.stderr)
+        self.assertIn(done.stdout, ("", None))
+        self.assertEqual(self.tree(), before, args)
+        return done.stderr
+
+    def assert_close(self, got, want, tolerance=1e-5):
+        self.assertEqual(len(got), len(want))
+        for n, (x, y) in enumerate(zip(got, want)):
+            same = x == y or abs(x - y) <= tolerance + tolerance * abs(y)
+            self.assertTrue(same, f"element {n}: {x}, expected {y}")
+
+
+INPUTS = ["-q", "q.npy", "-k", "k.npy", "-v", "v.npy"]
+CPU = ["--device", "cpu"]
+
+
+# ---- running -----------------------------------------------------------------------------------
+
+class Lines(unittest.TestResult):
+    """A line a test, in CMocka's form."""
+
+    passed = 0
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.name = test.id().split(".", 1)[1]
+        self.bad_before = len(self.failures) + len(self.errors)
+        print(f"[ RUN      ] {self.name}", flush=True)
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        bad = len(self.failures) + len(self.errors) > self.bad_before
+        for _, text in (self.failures + self.errors)[self.bad_before:]:
+            print(text)
+        self.passed += not bad
+        print("[  FAILED  ]" if bad else "[       OK ]", self.name, flush=True)
+
+
+def expected_devices():
+    """Selectors for what $CLATTN_TEST_EXPECT names."""
+    names = [n.strip() for n in os.environ.get("CLATTN_TEST_EXPECT", "").split(",") if n.strip()]
+    unknown = [n for n in names if n not in EXPECT]
+    if unknown:
+        sys.exit(f"CLATTN_TEST_EXPECT names {unknown[0]}, but only {', '.join(EXPECT)} are known")
+    return [EXPECT[n] for n in names if n != "none"]
+
+
+def main(module, classes, device_classes=()):
+    """Runs the test classes of a script, and those for devices where devices are expected."""
+    parser = argparse.ArgumentParser(description=module.__doc__.splitlines()[0])
+    for name in ("run", "probe", "bench", "run-faulty", "bench-faulty", "data"):
+        parser.add_argument("--" + name, required=True, type=os.path.abspath)
+    parser.add_argument("only", nargs="*", help="Class or Class.test")
+    parser.parse_args(namespace=PROGRAMS)
+    DEVICES.extend(expected_devices())
+    os.environ.pop("CLATTN_DEVICE", None)
+    os.environ.pop("CLATTN_LOG", None)
+
+    loader = unittest.TestLoader()
+    if PROGRAMS.only:
+        suite = loader.loadTestsFromNames(PROGRAMS.only, module)
+    else:
+        classes = list(classes) + (list(device_classes) if DEVICES else [])
+        suite = unittest.TestSuite(map(loader.loadTestsFromTestCase, classes))
+    wanted = suite.countTestCases()
+    result = Lines()
+    suite.run(result)
+    print(f"{result.passed} of {wanted} tests passed; OpenCL devices: {DEVICES or 'none expected'}")
+    sys.exit(0 if wanted > 0 and result.passed == wanted == result.testsRun else 1)

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranking over the algorithms and the choice of a device, from made-up facts. No device.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "device_rank.h"
+#include "plan.h"
+
+// Ranking of the description, which must be legal.
+static void rank(const clattn_attention_desc *desc, const struct cla_caps *caps,
+                 struct cla_ranking *out)
+{
+    const struct cla_log silent = {0};
+    struct cla_problem p;
+    assert_int_equal(cla_problem_from_desc(desc, &silent, &p), CLATTN_OK);
+    cla_plan_rank(&p, caps, out);
+}
+
+static clattn_attention_desc desc_of(int32_t dim)
+{
+    clattn_attention_desc d;
+    clattn_attention_desc_init(&d, sizeof d);
+    d.dim_qk = dim;
+    d.heads_q = 8;
+    return d;
+}
+
+static struct cla_caps cpu_caps(void)
+{
+    return (struct cla_caps){.type = CLA_DEVICE_CPU, .type_has_cpu_bit = true, .compiler = true,
+                             .compute_units = 2, .native_width_f32 = 8, .max_group = 4096,
+                             .max_items = {4096, 4096, 4096}, .local_bytes = 524288,
+                             .local_is_global = true, .host_unified = true,
+                             .global_bytes = 1u << 30, .max_alloc_bytes = 1u << 28};
+}
+
+static struct cla_caps gpu_caps(void)
+{
+    return (struct cla_caps){.type = CLA_DEVICE_GPU, .compiler = true, .compute_units = 48,
+                             .native_width_f32 = 1, .max_group = 256,
+                             .max_items = {256, 256, 256}, .local_bytes = 65536,
+                             .global_bytes = 1u << 30, .max_alloc_bytes = 1u << 28};
+}
+
+static struct cla_caps builtin_caps(void)
+{
+    return (struct cla_caps){.type = CLA_DEVICE_BUILTIN, .compiler = true, .compute_units = 2,
+                             .native_width_f32 = 8, .host_unified = true};
+}
+
+static int index_of_algo(const struct cla_ranking *r, int32_t algo)
+{
+    for (int i = 0; i < r->count; i++) {
+        if (r->choice[i].algo->id == algo)
+            return i;
+    }
+    return -1;
+}
+
+static bool refused_with(const struct cla_ranking *r, const char *part)
+{
+    for (int i = 0; i < r->refusals.count; i++) {
+        if (strstr(r->refusals.text[i], part))
+            return true;
+    }
+    return false;
+}
+
+static void test_auto_ends_with_the_cpu_path(void **state)
+{
+    (void)state;
+    const struct cla_caps all[] = {cpu_caps(), gpu_caps(), builtin_caps()};
+    for (size_t c = 0; c < sizeof all / sizeof all[0]; c++) {
+        for (int32_t dim = 1; dim <= 256; dim++) {
+            const clattn_attention_desc d = desc_of(dim);
+            struct cla_ranking r;
+            rank(&d, &all[c], &r);
+            assert_true(r.count >= 1);
+            assert_int_equal(r.choice[r.count - 1].algo->id, CLATTN_ALGO_HOST);
+            assert_int_equal(index_of_algo(&r, CLATTN_ALGO_REFERENCE), -1);
+        }
+    }
+}
+
+#if CLA_HAVE_OPENCL
+static void test_shape_by_facts(void **state)
+{
+    (void)state;
+    const clattn_attention_desc d = desc_of(64);
+    struct cla_ranking r;
+    struct cla_caps c = cpu_caps();
+    rank(&d, &c, &r);
+    assert_int_equal(r.choice[0].tile.kernel, CLATTN_KERNEL_VECTOR);
+    c.native_width_f32 = 1; // a CPU device that runs scalar work-items
+    rank(&d, &c, &r);
+    assert_int_equal(r.choice[0].tile.kernel, CLATTN_KERNEL_GROUP);
+    c = gpu_caps();
+    rank(&d, &c, &r);
+    assert_int_equal(r.choice[0].tile.kernel, CLATTN_KERNEL_GROUP);
+    c.native_width_f32 = 4; // vectors alone do not make a GPU CPU-shaped
+    rank(&d, &c, &r);
+    assert_int_equal(r.choice[0].tile.kernel, CLATTN_KERNEL_GROUP);
+}
+
+static void test_forced_shape_has_no_other(void **state)
+{
+    (void)state;
+    const struct cla_caps all[] = {cpu_caps(), gpu_caps()};
+    for (size_t c = 0; c < 2; c++) {
+        for (int32_t kernel = CLATTN_KERNEL_GROUP; kernel <= CLATTN_KERNEL_VECTOR; kernel++) {
+            clattn_attention_desc d = desc_of(80);
+            d.kernel = kernel;
+            struct cla_ranking r;
+            rank(&d, &all[c], &r);
+            assert_true(r.count >= 1);
+            for (int i = 0; i < r.count; i++)
+                assert_int_equal(r.choice[i].tile.kernel, kernel);
+            assert_true(refused_with(&r, "host: an OpenCL kernel shape is forced"));
+        }
+    }
+}
+
+static void test_no_fallback(void **state)
+{
+    (void)state;
+    clattn_attention_desc d = desc_of(64);
+    d.flags = CLATTN_NO_FALLBACK;
+    struct cla_ranking r;
+    struct cla_caps c = gpu_caps();
+    rank(&d, &c, &r);
+    assert_true(r.count >= 1);
+    assert_int_equal(index_of_algo(&r, CLATTN_ALGO_HOST), -1);
+    assert_true(refused_with(&r, "CLATTN_NO_FALLBACK"));
+    c = builtin_caps(); // there the CPU path is no fallback
+    rank(&d, &c, &r);
+    assert_int_equal(r.count, 1);
+    assert_int_equal(r.choice[0].algo->id, CLATTN_ALGO_HOST);
+}
+#endif
+
+static void test_forced_algorithm_stands_alone(void **state)
+{
+    (void)state;
+    const struct cla_caps c = cpu_caps();
+    const int32_t algos[] = {CLATTN_ALGO_HOST, CLATTN_ALGO_REFERENCE};
+    for (size_t i = 0; i < 2; i++) {
+        clattn_attention_desc d = desc_of(64);
+        d.algo = algos[i];
+        struct cla_ranking r;
+        rank(&d, &c, &r);
+        assert_int_equal(r.count, 1);
+        assert_int_equal(r.choice[0].algo->id, algos[i]);
+    }
+}
+
+static void test_forced_fused_without_device_says_why(void **state)
+{
+    (void)state;
+    clattn_attention_desc d = desc_of(64);
+    d.algo = CLATTN_ALGO_FUSED;
+    struct cla_ranking r;
+    const struct cla_caps c = builtin_caps();
+    rank(&d, &c, &r);
+    assert_int_equal(r.count, 0);
+    assert_true(refused_with(&r, "fused: "));
+}
+
+#if CLA_HAVE_OPENCL
+static void test_no_compiler_is_refused(void **state)
+{
+    (void)state;
+    const clattn_attention_desc d = desc_of(64);
+    struct cla_caps c = gpu_caps();
+    c.compiler = false;
+    struct cla_ranking r;
+    rank(&d, &c, &r);
+    assert_int_equal(r.count, 1);
+    assert_int_equal(r.choice[0].algo->id, CLATTN_ALGO_HOST);
+    assert_true(refused_with(&r, "no OpenCL C compiler"));
+}
+#endif
+
+static void test_device_order(void **state)
+{
+    (void)state;
+    struct cla_caps c[7];
+    memset(c, 0, sizeof c);
+    c[0] = cpu_caps();
+    c[0].native_width_f32 = 1; // behind the built-in path
+    c[1] = cpu_caps();
+    c[2] = gpu_caps();
+    c[2].host_unified = true; // integrated
+    c[3] = gpu_caps();
+    c[3].compute_units = 10;
+    c[4] = gpu_caps(); // discrete, larger
+    c[5] = gpu_caps();
+    c[5].type = CLA_DEVICE_ACCELERATOR;
+    c[6] = builtin_caps();
+    int32_t order[7];
+    cla_device_rank(c, 7, order);
+    const int32_t want[7] = {4, 3, 2, 5, 1, 6, 0};
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(order[i], want[i]);
+    c[4].compiler = false; // nothing can run there
+    cla_device_rank(c, 7, order);
+    assert_int_equal(order[0], 3);
+    assert_int_equal(order[6], 4);
+}
+
+static void test_device_order_is_stable(void **state)
+{
+    (void)state;
+    const struct cla_caps c[3] = {gpu_caps(), gpu_caps(), gpu_caps()};
+    int32_t order[3];
+    cla_device_rank(c, 3, order);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(order[i], i);
+}
+
+static void test_selector(void **state)
+{
+    (void)state;
+    struct cla_caps c[3] = {cpu_caps(), gpu_caps(), builtin_caps()};
+    snprintf(c[0].platform, sizeof c[0].platform, "Portable Computing Language");
+    snprintf(c[0].name, sizeof c[0].name, "pthread-CPU 9000");
+    snprintf(c[1].platform, sizeof c[1].platform, "Some Vendor");
+    snprintf(c[1].name, sizeof c[1].name, "Fast GPU 42");
+    snprintf(c[2].platform, sizeof c[2].platform, "clattn");
+    snprintf(c[2].name, sizeof c[2].name, "built-in CPU path");
+    const struct {
+        const char *selector;
+        int32_t want;
+    } t[] = {{"0", 0},        {"2", 2},   {"3", -1},    {"cpu", 2},   {"CPU", 2},
+             {"portable", 0}, {"GPU", 1}, {"fast g", 1}, {"vendor", 1}, {"cpu 9", 0},
+             {"nothing", -1}, {"42", -1}, {"99999999999999999999", -1}, {"built-in", 2}};
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++)
+        assert_int_equal(cla_device_select(c, 3, t[i].selector), t[i].want);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_auto_ends_with_the_cpu_path),
+        cmocka_unit_test(test_forced_algorithm_stands_alone),
+        cmocka_unit_test(test_forced_fused_without_device_says_why),
+#if CLA_HAVE_OPENCL
+        cmocka_unit_test(test_shape_by_facts),
+        cmocka_unit_test(test_forced_shape_has_no_other),
+        cmocka_unit_test(test_no_fallback),
+        cmocka_unit_test(test_no_compiler_is_refused),
+#endif
+        cmocka_unit_test(test_device_order),
+        cmocka_unit_test(test_device_order_is_stable),
+        cmocka_unit_test(test_selector),
+    };
+    return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
+}

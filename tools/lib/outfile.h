@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Output files that appear whole or not at all: written beside their place, then renamed.
+#ifndef CLATTN_TOOLS_OUTFILE_H
+#define CLATTN_TOOLS_OUTFILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct tool_outfile {
+    char *path;    // resolved: a symbolic link's target, an absolute folder
+    char *temp;    // while it exists, else NULL
+    bool direct;   // a device or pipe, which is written straight
+    unsigned mode; // permission bits of the new file
+};
+
+// Finds out before any work whether a file can be put at `path`. Creates nothing. On failure `why`
+// receives the reason without the path.
+bool tool_outfile_check(struct tool_outfile *out, const char *path, char *why, size_t why_size);
+
+// Writes a float32 array to a temporary file in the same folder.
+bool tool_outfile_write_npy(struct tool_outfile *out, const float *data, int ndim,
+                            const int64_t *shape, char *why, size_t why_size);
+
+// Renames the temporary file to its place.
+bool tool_outfile_commit(struct tool_outfile *out, char *why, size_t why_size);
+
+// Between these two, Ctrl-C and its like wait, so that they leave no temporary file behind.
+void tool_outfile_hold_signals(void);
+void tool_outfile_release_signals(void);
+
+// Removes a temporary file that was not committed, and frees. A zeroed struct is fine.
+void tool_outfile_discard(struct tool_outfile *out);
+
+#endif // CLATTN_TOOLS_OUTFILE_H

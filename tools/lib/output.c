@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "output.h"
+
+#include <libsmartcols.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+struct libscols_table *tool_table_create(const struct tool_column *columns, int count,
+                                         bool headings)
+{
+    struct libscols_table *table = scols_new_table();
+
+    if (!table)
+        return NULL;
+    scols_table_enable_noheadings(table, !headings);
+    for (int i = 0; i < count; i++) {
+        int flags = (columns[i].right ? SCOLS_FL_RIGHT : 0) | (columns[i].wrap ? SCOLS_FL_WRAP : 0);
+        if (!scols_table_new_column(table, columns[i].heading, 0, flags)) {
+            scols_unref_table(table);
+            return NULL;
+        }
+    }
+    return table;
+}
+
+void tool_table_row(struct libscols_table *table, const char *const *cells, int count)
+{
+    struct libscols_line *line = table ? scols_table_new_line(table, NULL) : NULL;
+
+    for (int i = 0; line && i < count; i++)
+        scols_line_set_data(line, (size_t)i, cells[i]);
+}
+
+void tool_table_print(struct libscols_table *table)
+{
+    if (table)
+        scols_print_table(table);
+    tool_table_free(table);
+}
+
+void tool_table_free(struct libscols_table *table)
+{
+    if (table)
+        scols_unref_table(table);
+}
+
+json_t *tool_json_text(const char *text)
+{
+    char clean[1024];
+    json_t *value = json_string(text);
+
+    if (value)
+        return value;
+    snprintf(clean, sizeof clean, "%s", text);
+    for (char *c = clean; *c; c++) {
+        if ((unsigned char)*c >= 0x80)
+            *c = '?';
+    }
+    return json_string(clean);
+}
+
+json_t *tool_json_real(double value)
+{
+    if (isfinite(value))
+        return json_real(value);
+    return json_string(isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+}
+
+const char *tool_device_type(int32_t type)
+{
+    switch (type) {
+    case CLATTN_DEVICE_BUILTIN_CPU:
+        return "built-in CPU path";
+    case CLATTN_DEVICE_CPU:
+        return "CPU";
+    case CLATTN_DEVICE_GPU:
+        return "GPU";
+    case CLATTN_DEVICE_ACCELERATOR:
+        return "accelerator";
+    default:
+        return "other";
+    }
+}
+
+json_t *tool_json_device(const clattn_device_info *info)
+{
+    json_t *o = json_object();
+    json_t *items = json_array();
+
+    for (int i = 0; i < 3; i++)
+        json_array_append_new(items, json_integer((json_int_t)info->max_items[i]));
+    json_object_set_new(o, "index", json_integer(info->index));
+    json_object_set_new(o, "type", json_string(tool_device_type(info->type)));
+    json_object_set_new(o, "platform", tool_json_text(info->platform));
+    json_object_set_new(o, "name", tool_json_text(info->name));
+    json_object_set_new(o, "vendor", tool_json_text(info->vendor));
+    json_object_set_new(o, "driver", tool_json_text(info->driver));
+    json_object_set_new(o, "version", tool_json_text(info->version));
+    json_object_set_new(o, "rank", json_integer(info->rank));
+    json_object_set_new(o, "compute_units", json_integer(info->compute_units));
+    json_object_set_new(o, "native_width_f32", json_integer(info->native_width_f32));
+    json_object_set_new(o, "max_group", json_integer((json_int_t)info->max_group));
+    json_object_set_new(o, "max_items", items);
+    json_object_set_new(o, "local_bytes", json_integer((json_int_t)info->local_bytes));
+    json_object_set_new(o, "local_is_global", json_boolean(info->local_is_global));
+    json_object_set_new(o, "host_unified", json_boolean(info->host_unified));
+    json_object_set_new(o, "global_bytes", json_integer((json_int_t)info->global_bytes));
+    json_object_set_new(o, "max_alloc_bytes", json_integer((json_int_t)info->max_alloc_bytes));
+    json_object_set_new(o, "cache_bytes", json_integer((json_int_t)info->cache_bytes));
+    json_object_set_new(o, "has_fp16", json_boolean(info->has_fp16));
+    json_object_set_new(o, "has_subgroups", json_boolean(info->has_subgroups));
+    json_object_set_new(o, "vector_shape", json_boolean(info->vector_shape));
+    json_object_set_new(o, "quirks", json_integer(info->quirks));
+    return o;
+}
+
+json_t *tool_json_plan(const clattn_plan *plan, const clattn_plan_info *info)
+{
+    json_t *o = json_object();
+    json_t *refusals = json_array();
+
+    for (int32_t i = 0; i < info->num_refusals; i++)
+        json_array_append_new(refusals, tool_json_text(clattn_plan_get_refusal(plan, i)));
+    json_object_set_new(o, "algo", tool_json_text(info->algo_name));
+    json_object_set_new(o, "kernel", tool_json_text(info->kernel_name));
+    json_object_set_new(o, "tile_q", json_integer(info->tile_q));
+    json_object_set_new(o, "tile_k", json_integer(info->tile_k));
+    json_object_set_new(o, "group_size", json_integer(info->group_size));
+    json_object_set_new(o, "vector_width", json_integer(info->vector_width));
+    json_object_set_new(o, "chunk_d", json_integer(info->chunk_d));
+    json_object_set_new(o, "local_bytes", json_integer((json_int_t)info->local_bytes));
+    json_object_set_new(o, "is_fallback", json_boolean(info->is_fallback));
+    json_object_set_new(o, "reason", tool_json_text(info->reason));
+    json_object_set_new(o, "refusals", refusals);
+    return o;
+}
+
+void tool_json_print(json_t *value, bool one_line)
+{
+    size_t flags = JSON_REAL_PRECISION(9) | (one_line ? 0 : JSON_INDENT(2));
+
+    json_dumpf(value, stdout, flags);
+    putchar('\n');
+    fflush(stdout);
+    json_decref(value);
+}

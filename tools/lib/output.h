@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Results as aligned tables and as JSON.
+#ifndef CLATTN_TOOLS_OUTPUT_H
+#define CLATTN_TOOLS_OUTPUT_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "clattn/clattn.h"
+
+struct libscols_table;
+
+struct tool_column {
+    const char *heading;
+    bool right; // numbers
+    bool wrap;  // may be broken over lines on a narrow terminal
+};
+
+// A table without rows; NULL if memory ran out, which the others ignore.
+struct libscols_table *tool_table_create(const struct tool_column *columns, int count,
+                                         bool headings);
+void tool_table_row(struct libscols_table *table, const char *const *cells, int count);
+
+// Prints the table to stdout and frees it.
+void tool_table_print(struct libscols_table *table);
+void tool_table_free(struct libscols_table *table);
+
+// A string whatever its bytes: what is no UTF-8 becomes '?'.
+json_t *tool_json_text(const char *text);
+
+// A number; one that JSON does not have becomes "nan", "inf" or "-inf".
+json_t *tool_json_real(double value);
+
+// Facts of a device, and what a plan chose with its refusals.
+json_t *tool_json_device(const clattn_device_info *info);
+json_t *tool_json_plan(const clattn_plan *plan, const clattn_plan_info *info);
+
+// One line (or an indented text) on stdout; frees `value`.
+void tool_json_print(json_t *value, bool one_line);
+
+// Name of an enum clattn_device_type.
+const char *tool_device_type(int32_t type);
+
+#endif // CLATTN_TOOLS_OUTPUT_H

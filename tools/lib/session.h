@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// A context, a plan and the memory of one attention problem, for the tools.
+#ifndef CLATTN_TOOLS_SESSION_H
+#define CLATTN_TOOLS_SESSION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "clattn/clattn.h"
+#include "say.h"
+
+// Words of --algo, --kernel, --align and --layout in the order of their enums; NULL at the end.
+extern const char *const tool_algo_words[];
+extern const char *const tool_kernel_words[]; // "auto" first; on the command line absent = auto
+extern const char *const tool_align_words[];
+extern const char *const tool_layout_words[];
+
+struct tool_session {
+    clattn_context *ctx;
+    clattn_device_info device;
+    struct tool_log log;
+};
+
+// Makes an empty session, which tool_session_close() takes as well as an open one.
+void tool_session_init(struct tool_session *s);
+
+// Opens the device that `selector` names (NULL = the library's own choice). Does not print; what
+// went wrong is in the log.
+clattn_status tool_session_open(struct tool_session *s, const char *selector, int32_t threads,
+                                uint32_t flags);
+void tool_session_close(struct tool_session *s);
+
+// Sizes and features of one problem; what a description and a call have in common.
+struct tool_problem {
+    int32_t batch, heads_q, heads_kv, len_q, len_kv, dim_qk, dim_v;
+    int layout; // enum clattn_layout of q, k, v and o
+    bool causal, mask, lse, has_scale;
+    int align;  // enum clattn_align
+    float scale;
+    int32_t mask_extent[4];
+    int algo;   // enum clattn_algo
+    int kernel; // enum clattn_kernel
+    uint32_t flags;
+};
+
+enum tool_tensor { TOOL_Q, TOOL_K, TOOL_V, TOOL_O, TOOL_LSE, TOOL_MASK, TOOL_TENSORS };
+
+// Bytes of a tensor of the problem, 0 where it is not used. False if they overflow.
+bool tool_tensor_bytes(const struct tool_problem *p, enum tool_tensor which, size_t *bytes);
+
+// Extents of q or o ([batch, heads, sequence, dim] in the problem's layout).
+void tool_tensor_shape(const struct tool_problem *p, enum tool_tensor which, int64_t shape[4]);
+
+clattn_status tool_plan_create(struct tool_session *s, const struct tool_problem *p,
+                               clattn_plan **plan);
+
+// Memory of a problem on the session's device.
+struct tool_memory {
+    clattn_buf buf[TOOL_TENSORS];
+    size_t bytes[TOOL_TENSORS];
+    clattn_buf workspace;
+};
+
+// Allocates all tensors; O and LSE are filled with NaN, so that a missing write shows.
+clattn_status tool_memory_create(struct tool_session *s, const struct tool_problem *p,
+                                 const clattn_plan *plan, struct tool_memory *m);
+void tool_memory_destroy(struct tool_session *s, struct tool_memory *m);
+
+// Copies a whole tensor; one of no bytes is fine.
+clattn_status tool_memory_write(struct tool_session *s, const struct tool_memory *m,
+                                enum tool_tensor which, const void *data);
+clattn_status tool_memory_read(struct tool_session *s, const struct tool_memory *m,
+                               enum tool_tensor which, void *data);
+
+// A call of the whole problem on this memory.
+void tool_call_init(const struct tool_problem *p, const struct tool_memory *m,
+                    clattn_attention_call *call);
+
+// Monotonic clock, and processor time of all threads of this process.
+double tool_now_ms(void);
+double tool_cpu_ms(void);
+
+// Median of `n` times; sorts them.
+double tool_median(double *times, size_t n);
+
+// "[0] Platform: device".
+void tool_device_text(const clattn_device_info *info, char *text, size_t size);
+
+// "64 rows x 32 keys, vector width 8": the parts of a tile that are not 0.
+void tool_tile_text(const clattn_plan_info *info, char *text, size_t size);
+
+#endif // CLATTN_TOOLS_SESSION_H

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "lib/output.h"
+#include "run/run.h"
+
+// Index of the worst element as [b, h, i, d] whatever the layout.
+static void worst_index(const struct run *r, int64_t at[4])
+{
+    int64_t shape[4];
+
+    tool_tensor_shape(&r->problem, TOOL_O, shape);
+    tool_unravel(r->result.worst, 4, shape, at);
+    if (r->opt.layout == CLATTN_LAYOUT_BSHD) {
+        int64_t i = at[1];
+        at[1] = at[2];
+        at[2] = i;
+    }
+}
+
+void run_report_json(const struct run *r)
+{
+    json_t *o = json_object(), *device = json_object();
+    const clattn_device_info *info = &r->session.device;
+
+    json_object_set_new(device, "index", json_integer(info->index));
+    json_object_set_new(device, "type", json_string(tool_device_type(info->type)));
+    json_object_set_new(device, "platform", tool_json_text(info->platform));
+    json_object_set_new(device, "name", tool_json_text(info->name));
+    json_object_set_new(o, "device", device);
+    json_object_update_new(o, tool_json_plan(r->plan, &r->info));
+    json_object_set_new(o, "ms", json_real(r->ms));
+    json_object_set_new(o, "repeat", json_integer(r->opt.repeat));
+    if (r->opt.compare) {
+        const struct tool_compare *c = &r->result;
+        json_t *compare = json_object(), *index = json_array();
+        int64_t at[4];
+        worst_index(r, at);
+        for (int i = 0; i < 4; i++)
+            json_array_append_new(index, json_integer(at[i]));
+        json_object_set_new(compare, "passed", json_boolean(c->over == 0));
+        json_object_set_new(compare, "tolerance", json_real(r->opt.tolerance));
+        json_object_set_new(compare, "count", json_integer((json_int_t)c->count));
+        json_object_set_new(compare, "over", json_integer((json_int_t)c->over));
+        json_object_set_new(compare, "max_error", tool_json_real(c->max_error));
+        json_object_set_new(compare, "worst_error", tool_json_real(c->worst_error));
+        json_object_set_new(compare, "worst_index", index);
+        json_object_set_new(compare, "got", tool_json_real((double)c->got));
+        json_object_set_new(compare, "expected", tool_json_real((double)c->want));
+        json_object_set_new(o, "compare", compare);
+    }
+    tool_json_print(o, false);
+}
+
+static void report_compare(const struct run *r)
+{
+    const struct tool_compare *c = &r->result;
+    int64_t at[4];
+
+    printf("compare    %s: %zu of %zu elements are over %g + %g * |expected|\n",
+           c->over ? "FAILED" : "passed", c->over, c->count, r->opt.tolerance, r->opt.tolerance);
+    if (c->count == 0)
+        return;
+    worst_index(r, at);
+    printf("           worst error %.3g at [b,h,i,d] = [%" PRId64 ",%" PRId64 ",%" PRId64
+           ",%" PRId64 "]: %.9g, expected %.9g\n",
+           c->worst_error, at[0], at[1], at[2], at[3], (double)c->got, (double)c->want);
+}
+
+void run_report_text(const struct run *r)
+{
+    const struct options *opt = &r->opt;
+    char text[512];
+
+    tool_device_text(&r->session.device, text, sizeof text);
+    printf("device     %s\n", text);
+    printf("algorithm  %s%s%s\n", r->info.algo_name, r->info.kernel_name[0] ? ", " : "",
+           r->info.kernel_name);
+    tool_tile_text(&r->info, text, sizeof text);
+    printf("tile       %s\n", text);
+    if (r->info.reason[0])
+        printf("why        %s\n", r->info.reason);
+    for (int32_t i = 0; r->info.is_fallback && i < r->info.num_refusals; i++)
+        printf("refused    %s\n", clattn_plan_get_refusal(r->plan, i));
+    if (opt->repeat > 1)
+        printf("time       %.3f ms (median of %d)\n", r->ms, (int)opt->repeat);
+    else
+        printf("time       %.3f ms\n", r->ms);
+    if (opt->compare)
+        report_compare(r);
+    if (opt->o)
+        printf("written    %s\n", opt->o);
+    if (opt->lse)
+        printf("written    %s\n", opt->lse);
+}

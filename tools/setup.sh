@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what clattn needs on Debian 12, as root or through sudo.
+#
+#   tools/setup.sh run    to build the library and its tools and to run them on PoCL
+#   tools/setup.sh test   all of that, and what the tests need
+#
+# Asks for nothing and does nothing where everything is installed. Elsewhere than on Debian and its
+# kin it only says what is needed.
+set -euo pipefail
+
+run_packages=(
+  gcc libc6-dev meson ninja-build pkg-config python3
+  opencl-c-headers ocl-icd-libopencl1 pocl-opencl-icd
+  libjansson-dev libsmartcols-dev
+)
+# mesa-opencl-icd brings rusticl with llvmpipe.
+test_packages=(
+  g++ clang libomp-dev binutils python3-venv
+  libcmocka-dev ocl-icd-opencl-dev mesa-opencl-icd oclgrind
+)
+
+case "${1:-}" in
+  run) packages=("${run_packages[@]}") ;;
+  test) packages=("${run_packages[@]}" "${test_packages[@]}") ;;
+  *)
+    echo "usage: tools/setup.sh run|test" >&2
+    exit 2
+    ;;
+esac
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  echo "setup: no apt-get here; clattn needs what Debian calls: ${packages[*]}" >&2
+  exit 0
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f='${db:Status-Status}\n' "$package" 2>/dev/null | head -n 1 || true)
+  [ "$status" = installed ] || missing+=("$package")
+done
+if [ "${#missing[@]}" -eq 0 ]; then
+  echo "setup: all ${#packages[@]} packages are installed"
+  exit 0
+fi
+
+if [ "$(id -u)" -eq 0 ]; then
+  as_root=(env)
+elif command -v sudo >/dev/null; then
+  as_root=(sudo env)
+else
+  echo "setup: run this as root, or install sudo; missing: ${missing[*]}" >&2
+  exit 1
+fi
+apt=("${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600)
+
+echo "setup: apt-get update"
+"${apt[@]}" update || echo "setup: the package lists could not be renewed, trying the old" >&2
+echo "setup: installing ${missing[*]}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" </dev/null >"$log" 2>&1; then
+  tail -n 40 "$log" >&2
+  echo "setup: apt-get install failed" >&2
+  exit 1
+fi
+echo "setup: done"
