@@ -24,9 +24,10 @@
 //   part      TILE_Q x ITEMS_K floats in use; flag 4 ints
 //
 // Literals: DIM_QK, DIM_V, DTYPE_Q, DTYPE_KV, DTYPE_O, MASK_KIND; TILE_Q, a multiple of ITEMS_Q;
-// TILE_K, a multiple of 4 * ITEMS_K; CHUNK_D, a multiple of 4; ALIGNED16: 1 if offsets, strides and
-// dimensions are multiples of 4 elements; LONG_ROWS: 1 if a row can have more than 512 key tiles.
-// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
+// TILE_K, a multiple of 4 * ITEMS_K; CHUNK_D, a multiple of 4; LONG_ROWS: 1 if a row can have more
+// than 512 key tiles.
+// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE. Loads and
+// stores of 4 elements at once only with CLA_FWD_ALIGNED16: one plan serves any strides.
 //
 // Numerics: see online.clh for scores. A tile of keys is summed up on its own and then added, under
 // LONG_ROWS with the rounding error carried along. P*V takes hidden keys with weight 0, which only a
@@ -54,17 +55,11 @@
 #ifndef CHUNK_D
 #error "fused_group.cl: CHUNK_D"
 #endif
-#ifndef ALIGNED16
-#error "fused_group.cl: ALIGNED16"
-#endif
 #ifndef LONG_ROWS
 #error "fused_group.cl: LONG_ROWS"
 #endif
 #if TILE_Q % ITEMS_Q != 0 || TILE_K % (4 * ITEMS_K) != 0 || CHUNK_D % 4 != 0
 #error "fused_group.cl: TILE_Q, TILE_K or CHUNK_D is not a multiple of what it must be"
-#endif
-#if ALIGNED16 && (DIM_QK % 4 != 0 || DIM_V % 4 != 0)
-#error "fused_group.cl: ALIGNED16 with a dimension that is not a multiple of 4"
 #endif
 
 #define ROW_LANES 1
@@ -131,29 +126,35 @@ INLINE int place_head(const struct place *at, const struct cla_fwd_args *a, uint
     return at->g * a->group + (int)in_group;
 }
 
-// Four channels from d on; zeros behind the last of `dim`.
-INLINE float4 load_q4(__global const q_elem *mem, long at, int d, int dim)
+// Whether 4 neighbouring elements may be loaded and stored at once.
+INLINE bool is_aligned(const struct cla_fwd_args *a)
 {
-#if ALIGNED16
-    return d < dim ? LOAD_Q4(mem, at + d) : (float4)(0.0f);
-#else
-    return (float4)(d < dim ? LOAD_Q(mem, at + d) : 0.0f,
-                    d + 1 < dim ? LOAD_Q(mem, at + d + 1) : 0.0f,
-                    d + 2 < dim ? LOAD_Q(mem, at + d + 2) : 0.0f,
-                    d + 3 < dim ? LOAD_Q(mem, at + d + 3) : 0.0f);
-#endif
+    return (a->flags & CLA_FWD_ALIGNED16) != 0;
 }
 
-INLINE float4 load_kv4(__global const kv_elem *mem, long at, int d, int dim)
+// Four channels from d on of the element `at`; zeros behind the last of `dim`.
+INLINE float4 load_q4(__global const q_elem *mem, long at, int d, const int dim, bool aligned)
 {
-#if ALIGNED16
-    return d < dim ? LOAD_KV4(mem, at + d) : (float4)(0.0f);
-#else
-    return (float4)(d < dim ? LOAD_KV(mem, at + d) : 0.0f,
-                    d + 1 < dim ? LOAD_KV(mem, at + d + 1) : 0.0f,
-                    d + 2 < dim ? LOAD_KV(mem, at + d + 2) : 0.0f,
-                    d + 3 < dim ? LOAD_KV(mem, at + d + 3) : 0.0f);
-#endif
+    mem += at + d;
+    if (dim % CHUNK_D == 0 || d + 4 <= dim) {
+        if (dim % 4 == 0 && aligned)
+            return LOAD_Q4(mem, 0);
+        return (float4)(LOAD_Q(mem, 0), LOAD_Q(mem, 1), LOAD_Q(mem, 2), LOAD_Q(mem, 3));
+    }
+    return (float4)(d < dim ? LOAD_Q(mem, 0) : 0.0f, d + 1 < dim ? LOAD_Q(mem, 1) : 0.0f,
+                    d + 2 < dim ? LOAD_Q(mem, 2) : 0.0f, 0.0f);
+}
+
+INLINE float4 load_kv4(__global const kv_elem *mem, long at, int d, const int dim, bool aligned)
+{
+    mem += at + d;
+    if (dim % CHUNK_D == 0 || d + 4 <= dim) {
+        if (dim % 4 == 0 && aligned)
+            return LOAD_KV4(mem, 0);
+        return (float4)(LOAD_KV(mem, 0), LOAD_KV(mem, 1), LOAD_KV(mem, 2), LOAD_KV(mem, 3));
+    }
+    return (float4)(d < dim ? LOAD_KV(mem, 0) : 0.0f, d + 1 < dim ? LOAD_KV(mem, 1) : 0.0f,
+                    d + 2 < dim ? LOAD_KV(mem, 2) : 0.0f, 0.0f);
 }
 
 // q_tile = scale * Q, the chunk of channels from d on.
@@ -161,13 +162,12 @@ INLINE void load_queries(__local float4 *q_tile, const struct cla_fwd_args *a,
                                 const struct place *at, __global const q_elem *mem, int d,
                                 uint item)
 {
-#pragma unroll 2
     for (uint n = item; n < TILE_Q * GROUP_FILL_SPAN; n += GROUP_ITEMS) {
         uint r = GROUP_FILL_ROW(n);
         uint quad = GROUP_FILL_QUAD(n);
         if (quad < GROUP_CHUNK_QUADS) {
             long row = tensor_at(&a->q, at->b, place_head(at, a, r), place_query(at, a, r));
-            float4 x = load_q4(mem, row, d + 4 * (int)quad, DIM_QK);
+            float4 x = load_q4(mem, row, d + 4 * (int)quad, DIM_QK, is_aligned(a));
             q_tile[GROUP_FILL_AT(n)] = SCALE_QUERY(a, x);
         }
     }
@@ -177,9 +177,8 @@ INLINE void load_queries(__local float4 *q_tile, const struct cla_fwd_args *a,
 // the order of positions.
 INLINE void load_keys(__local float4 *kv_tile, __global const kv_elem *mem, long base,
                              long stride, int first, int end, int d, int dim, bool by_position,
-                             uint item)
+                             bool aligned, uint item)
 {
-#pragma unroll 4
     for (uint n = item; n < TILE_K * GROUP_FILL_SPAN; n += GROUP_ITEMS) {
         uint row = GROUP_FILL_ROW(n);
         uint quad = GROUP_FILL_QUAD(n);
@@ -187,7 +186,8 @@ INLINE void load_keys(__local float4 *kv_tile, __global const kv_elem *mem, long
         if (quad < GROUP_CHUNK_QUADS)
             kv_tile[GROUP_FILL_AT(n)] =
                 key < end - first
-                    ? load_kv4(mem, base + (first + (long)key) * stride, d + 4 * (int)quad, dim)
+                    ? load_kv4(mem, base + (first + (long)key) * stride, d + 4 * (int)quad, dim,
+                               aligned)
                     : (float4)(0.0f);
     }
 }
@@ -332,6 +332,30 @@ INLINE void absorb(__local float4 *p_tile, __local const float *part, struct sum
     }
 }
 
+INLINE void clear(float4 x[GROUP_ROWS][VALUES_AT_ONCE])
+{
+#pragma unroll
+    for (uint a = 0; a < GROUP_ROWS; ++a) {
+#pragma unroll
+        for (uint n = 0; n < VALUES_AT_ONCE; ++n)
+            x[a][n] = (float4)(0.0f);
+    }
+}
+
+// o = o * f + x for the quads from `to` on, of which there are `count` at most.
+INLINE void add_values(struct sums *sum, uint to, const float *f,
+                       float4 x[GROUP_ROWS][VALUES_AT_ONCE], uint count)
+{
+#pragma unroll
+    for (uint a = 0; a < GROUP_ROWS; ++a) {
+#pragma unroll
+        for (uint n = 0; n < VALUES_AT_ONCE; ++n) {
+            if (n < count)
+                add_to4(&sum->o[a][to + n], EXCESS(sum->o_excess[a][to + n]), f[a], x[a][n]);
+        }
+    }
+}
+
 // o = o * f + P * V for the chunk in local memory.
 INLINE void accumulate(struct sums *sum, int chunk, const float *f,
                               __local const float4 *p_tile, __local const float4 *kv_tile,
@@ -340,12 +364,7 @@ INLINE void accumulate(struct sums *sum, int chunk, const float *f,
 #pragma unroll
     for (uint first = 0; first < GROUP_VALUES; first += VALUES_AT_ONCE) {
         float4 x[GROUP_ROWS][VALUES_AT_ONCE];
-#pragma unroll
-        for (uint a = 0; a < GROUP_ROWS; ++a) {
-#pragma unroll
-            for (uint n = 0; n < VALUES_AT_ONCE; ++n)
-                x[a][n] = (float4)(0.0f);
-        }
+        clear(x);
         for (uint j = 0; j < TILE_K / 4; ++j) {
             float4 p[GROUP_ROWS];
 #pragma unroll
@@ -366,15 +385,7 @@ INLINE void accumulate(struct sums *sum, int chunk, const float *f,
                 }
             }
         }
-#pragma unroll
-        for (uint a = 0; a < GROUP_ROWS; ++a) {
-#pragma unroll
-            for (uint n = 0; n < VALUES_AT_ONCE; ++n) {
-                uint to = chunk * GROUP_VALUES + first + n;
-                if (first + n < GROUP_VALUES)
-                    add_to4(&sum->o[a][to], EXCESS(sum->o_excess[a][to]), f[a], x[a][n]);
-            }
-        }
+        add_values(sum, chunk * GROUP_VALUES + first, f, x, GROUP_VALUES - first);
     }
 }
 
@@ -384,20 +395,24 @@ INLINE void accumulate_careful(struct sums *sum, int chunk, const float *f,
                                       __local const float4 *p_tile, __local const float4 *kv_tile,
                                       uint item)
 {
-    __local const float *p = (__local const float *)p_tile;
+    __local const float *p_row = (__local const float *)p_tile;
 #pragma unroll
-    for (uint a = 0; a < GROUP_ROWS; ++a) {
+    for (uint first = 0; first < GROUP_VALUES; first += VALUES_AT_ONCE) {
+        float4 x[GROUP_ROWS][VALUES_AT_ONCE];
+        clear(x);
+        for (uint j = 0; j < TILE_K; ++j) {
 #pragma unroll
-        for (uint n = 0; n < GROUP_VALUES; ++n) {
-            float4 x = (float4)(0.0f);
-            for (uint j = 0; j < TILE_K; ++j) {
-                float w = p[4 * GROUP_P_AT(item, a, 0) + j];
-                float4 next = MULADD((float4)(w), kv_tile[GROUP_V_AT(item, j, n)], x);
-                x = w < 0.0f ? x : next;
+            for (uint n = 0; n < VALUES_AT_ONCE; ++n) {
+                float4 v = kv_tile[GROUP_V_AT(item, j, first + n)];
+#pragma unroll
+                for (uint a = 0; a < GROUP_ROWS; ++a) {
+                    float p = p_row[4 * GROUP_P_AT(item, a, 0) + j];
+                    float4 next = MULADD((float4)(p), v, x[a][n]);
+                    x[a][n] = p < 0.0f ? x[a][n] : next;
+                }
             }
-            uint to = chunk * GROUP_VALUES + n;
-            add_to4(&sum->o[a][to], EXCESS(sum->o_excess[a][to]), f[a], x);
         }
+        add_values(sum, chunk * GROUP_VALUES + first, f, x, GROUP_VALUES - first);
     }
 }
 
@@ -414,11 +429,12 @@ INLINE bool all_finite(const struct sums *sum)
     return !infinite;
 }
 
-INLINE void store_o4(__global o_elem *mem, long at, int d, float4 x)
+INLINE void store_o4(__global o_elem *mem, long at, int d, float4 x, bool aligned)
 {
-#if ALIGNED16
-    STORE_O4(mem, at + d, x);
-#else
+    if (DIM_V % 4 == 0 && aligned) {
+        STORE_O4(mem, at + d, x);
+        return;
+    }
     STORE_O(mem, at + d, x.x);
     if (d + 1 < DIM_V)
         STORE_O(mem, at + d + 1, x.y);
@@ -426,7 +442,6 @@ INLINE void store_o4(__global o_elem *mem, long at, int d, float4 x)
         STORE_O(mem, at + d + 2, x.z);
     if (d + 3 < DIM_V)
         STORE_O(mem, at + d + 3, x.w);
-#endif
 }
 
 INLINE void store_row(const struct sums *sum, const struct cla_fwd_args *a,
@@ -444,10 +459,9 @@ INLINE void store_row(const struct sums *sum, const struct cla_fwd_args *a,
             uint quad = GROUP_VALUE_QUAD(item, c);
             int d = chunk * CHUNK_D + 4 * (int)quad;
             float4 x = sum->o[n][chunk * GROUP_VALUES + c];
-            x = (float4)(row_output(x.x, l), row_output(x.y, l), row_output(x.z, l),
-                         row_output(x.w, l));
+            x = l == 0.0f ? (float4)(0.0f) : x / l;
             if (quad < GROUP_CHUNK_QUADS && d < DIM_V)
-                store_o4(o, row, d, x);
+                store_o4(o, row, d, x, is_aligned(a));
         }
     }
     if ((a->flags & CLA_FWD_HAS_LSE) && item % ITEMS_K == 0)
@@ -463,7 +477,7 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
     __local float4 kv_tile[TILE_K * GROUP_PITCH_QUADS];
     __local float4 p_tile[TILE_Q * GROUP_PITCH_P_QUADS];
     __local float4 part4[CLA_QUADS(TILE_Q * (TILE_K / 4))];
-    __local int flag[4];
+    volatile __local int flag[4];
     __local float *part = (__local float *)part4;
 
     const uint item = (uint)get_local_id(0);
@@ -522,7 +536,8 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
 #if CHUNKS_QK > 1
                 load_queries(q_tile, &a, &at, q, d, item);
 #endif
-                load_keys(kv_tile, k, k_base, a.k.stride_s, k0, end, d, DIM_QK, true, item);
+                load_keys(kv_tile, k, k_base, a.k.stride_s, k0, end, d, DIM_QK, true,
+                          is_aligned(&a), item);
                 barrier(CLK_LOCAL_MEM_FENCE);
                 score(s, q_tile, kv_tile, item);
 #if CHUNKS_QK > 1
@@ -539,7 +554,7 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
 #endif
             for (int chunk = 0; chunk < CHUNKS_V; ++chunk) {
                 load_keys(kv_tile, v, v_base, a.v.stride_s, k0, end, chunk * CHUNK_D, DIM_V, false,
-                          item);
+                          is_aligned(&a), item);
                 barrier(CLK_LOCAL_MEM_FENCE);
                 if (careful)
                     accumulate_careful(&sum, chunk, f, p_tile, kv_tile, item);

@@ -67,6 +67,15 @@
 // Steps of the two inner loops at a time: fewer instructions that are not multiply-adds.
 #define UNROLL 4
 
+// Asks for a cache line ahead of its use, where the device has a compiler for it: the built-in
+// prefetch() does nothing on CPU drivers, and this one does not survive SPIR-V.
+#ifdef HAS_PREFETCH
+#define PREFETCH(p) __builtin_prefetch((const void *)(ulong)(p))
+#else
+#define PREFETCH(p)
+#endif
+#define LINE (64 / (int)sizeof(kv_elem))
+
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 #define LANES_LOAD PASTE(vload, W)
@@ -150,29 +159,64 @@ static inline void load_queries(ROWF *q, const struct cla_fwd_args *a, const str
     }
 }
 
-// p[key][vector] = scores of n keys. A block that reaches over the end repeats the last key.
-static inline void score(ROWF *p, const ROWF *q, __global const kv_elem *k, long stride, int n)
+// Keys j..j+keys-1 of one (batch, key head). `left` counts those from j to the last of the rows.
+struct key_tile {
+    __global const kv_elem *k;
+    __global const kv_elem *v;
+    long k_stride;
+    long v_stride;
+    int keys;
+    int left;
+};
+
+// x += Q * K for the channels d..d+channels-1; `channels` is a constant where this is inlined.
+static inline void add_scores(ROWF x[RK][QV], const ROWF *q, __global const kv_elem *row[RK], int d,
+                              const int channels)
 {
-    for (int j = 0; j < n; j += RK) {
+#pragma unroll UNROLL
+    for (int c = d; c < d + channels; ++c) {
+#pragma unroll
+        for (int r = 0; r < RK; ++r) {
+            ROWF key = (ROWF)(LOAD_KV(row[r], c));
+#pragma unroll
+            for (int v = 0; v < QV; ++v)
+                x[r][v] = fma(q[c * QV + v], key, x[r][v]);
+        }
+    }
+}
+
+// p[key][vector] = scores. A block that reaches over the end takes later keys or repeats the last
+// one, whose scores nobody reads. Asks for the rows of V it will be multiplied with, and for the
+// next block of K.
+static inline void score(ROWF *p, const ROWF *q, const struct key_tile *t)
+{
+    __global const kv_elem *next[RK];
+#pragma unroll
+    for (int r = 0; r < RK; ++r)
+        next[r] = t->k + min(r, t->left - 1) * t->k_stride;
+    for (int j = 0; j < t->keys; j += RK) {
         __global const kv_elem *row[RK];
+        __global const kv_elem *val[RK];
         ROWF x[RK][QV];
 #pragma unroll
         for (int r = 0; r < RK; ++r) {
-            row[r] = k + min(j + r, n - 1) * stride;
+            row[r] = next[r];
+            next[r] = t->k + min(j + RK + r, t->left - 1) * t->k_stride;
+            val[r] = t->v + min(j + r, t->left - 1) * t->v_stride;
 #pragma unroll
             for (int v = 0; v < QV; ++v)
                 x[r][v] = (ROWF)(0.0f);
         }
-#pragma unroll UNROLL
-        for (int d = 0; d < DIM_QK; ++d) {
+        int d = 0;
+        for (; d + LINE <= DIM_QK; d += LINE) {
 #pragma unroll
             for (int r = 0; r < RK; ++r) {
-                ROWF key = (ROWF)(LOAD_KV(row[r], d));
-#pragma unroll
-                for (int v = 0; v < QV; ++v)
-                    x[r][v] = fma(q[d * QV + v], key, x[r][v]);
+                PREFETCH(next[r] + d);
+                PREFETCH(val[r] + d);
             }
+            add_scores(x, q, row, d, LINE);
         }
+        add_scores(x, q, row, d, DIM_QK % LINE);
 #pragma unroll
         for (int r = 0; r < RK; ++r) {
 #pragma unroll
@@ -251,55 +295,61 @@ static inline void add_products(ROWF sum[RD][QV], const ROWF *p, __global const 
     }
 }
 
-// o = o * f + P * V for `channels` channels, at most RD.
+// o = o * f + P * V for the channels d..d+channels-1, at most RD.
 static inline void accumulate_block(ROWF *o, const ROWF *p, const ROWF *f,
-                                    __global const kv_elem *val, long stride, int n,
-                                    const int channels)
+                                    const struct key_tile *t, int d, const int channels)
 {
     ROWF sum[RD][QV];
 #pragma unroll
-    for (int d = 0; d < channels; ++d) {
+    for (int c = 0; c < channels; ++c) {
 #pragma unroll
         for (int v = 0; v < QV; ++v)
-            sum[d][v] = (ROWF)(0.0f);
+            sum[c][v] = (ROWF)(0.0f);
     }
-    int c = 0;
-    for (; c + UNROLL <= n; c += UNROLL)
-        add_products(sum, p + c * QV, val + c * stride, stride, UNROLL, channels);
-    for (; c < n; ++c)
-        add_products(sum, p + c * QV, val + c * stride, stride, 1, channels);
+    __global const kv_elem *val = t->v + d;
+    int j = 0;
+    for (; j + UNROLL <= t->keys; j += UNROLL)
+        add_products(sum, p + j * QV, val + j * t->v_stride, t->v_stride, UNROLL, channels);
+    for (; j < t->keys; ++j)
+        add_products(sum, p + j * QV, val + j * t->v_stride, t->v_stride, 1, channels);
 #pragma unroll
-    for (int d = 0; d < channels; ++d) {
+    for (int c = 0; c < channels; ++c) {
 #pragma unroll
         for (int v = 0; v < QV; ++v)
-            o[d * QV + v] = fma(o[d * QV + v], f[v], sum[d][v]);
+            o[(d + c) * QV + v] = fma(o[(d + c) * QV + v], f[v], sum[c][v]);
     }
 }
 
-static inline void accumulate(ROWF *o, const ROWF *p, const ROWF *f, __global const kv_elem *val,
-                              long stride, int n)
+static inline void accumulate(ROWF *o, const ROWF *p, const ROWF *f, const struct key_tile *t)
 {
     int d = 0;
     for (; d + RD <= DIM_V; d += RD)
-        accumulate_block(o + d * QV, p, f, val + d, stride, n, RD);
+        accumulate_block(o, p, f, t, d, RD);
 #if DIM_V % RD != 0
-    accumulate_block(o + d * QV, p, f, val + d, stride, n, DIM_V % RD);
+    accumulate_block(o, p, f, t, d, DIM_V % RD);
 #endif
 }
 
 // The same without the hidden pairs, whose V may be anything.
 static inline void accumulate_visible(ROWF *o, const ROWF *p, const ROWI *hidden, const ROWF *f,
-                                      __global const kv_elem *val, long stride, int n)
+                                      const struct key_tile *t)
 {
     for (int d = 0; d < DIM_V; ++d) {
-        for (int v = 0; v < QV; ++v) {
-            ROWF sum = (ROWF)(0.0f);
-            for (int c = 0; c < n; ++c) {
-                ROWF next = fma(p[c * QV + v], (ROWF)(LOAD_KV(val, c * stride + d)), sum);
-                sum = hidden[c * QV + v] ? sum : next;
+        ROWF sum[QV];
+#pragma unroll
+        for (int v = 0; v < QV; ++v)
+            sum[v] = (ROWF)(0.0f);
+        for (int j = 0; j < t->keys; ++j) {
+            ROWF x = (ROWF)(LOAD_KV(t->v + j * t->v_stride, d));
+#pragma unroll
+            for (int v = 0; v < QV; ++v) {
+                ROWF next = fma(p[j * QV + v], x, sum[v]);
+                sum[v] = hidden[j * QV + v] ? sum[v] : next;
             }
-            o[d * QV + v] = fma(o[d * QV + v], f[v], sum);
         }
+#pragma unroll
+        for (int v = 0; v < QV; ++v)
+            o[d * QV + v] = fma(o[d * QV + v], f[v], sum[v]);
     }
 }
 
@@ -443,10 +493,14 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
              __global const kv_elem *k_mem, __global const kv_elem *v_mem, __global o_elem *o_mem,
              __global float *lse_mem, __global const uchar *mask_mem)
 {
-    const int g = (int)get_global_id(1);
-    const int b = (int)get_global_id(2);
+    // Tiles of one (batch, key head) follow each other, and their K and V stay in the caches.
+    const long id = get_global_id(0) +
+                    get_global_size(0) * (get_global_id(1) + get_global_size(1) * get_global_id(2));
+    const long tile = a.num_tiles - 1 - id % a.num_tiles;
+    const int g = (int)(id / a.num_tiles % a.heads_kv);
+    const int b = (int)(id / a.num_tiles / a.heads_kv);
     struct tile_rows rows;
-    find_rows(&rows, &a, g, (long)(a.num_tiles - 1 - (int)get_global_id(0)) * TILE_Q);
+    find_rows(&rows, &a, g, tile * TILE_Q);
     const int i_first = rows.query[0];
     const int i_last = rows.query[TILE_Q - 1];
     const int j_begin = window_begin(&a, i_first);
@@ -468,8 +522,17 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
         clear(&total);
         clear(&s);
         int tiles = 0;
-        for (int j = j_begin; j < j_end; j += TILE_K) {
-            const int n = min(TILE_K, j_end - j);
+        int n;
+        for (int j = j_begin; j < j_end; j += n) {
+            n = min(TILE_K, j_end - j);
+            const struct key_tile t = {
+                .k = k_mem + j * a.k.stride_s,
+                .v = v_mem + j * a.v.stride_s,
+                .k_stride = a.k.stride_s,
+                .v_stride = a.v.stride_s,
+                .keys = n,
+                .left = j_end - j,
+            };
             ROWF p[PADDED_K * QV];
             ROWF f[QV];
 #if MASK_KIND == CLA_MASK_GENERAL
@@ -478,7 +541,7 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
             if (!mask.any)
                 continue;
 #endif
-            score(p, q, k_mem + j * a.k.stride_s, a.k.stride_s, n);
+            score(p, q, &t);
             if (!window_full(&a, i_first, i_last, j, j + n))
                 hide_window(p, &a, &rows, j, n);
 #if MASK_KIND == CLA_MASK_GENERAL
@@ -490,10 +553,10 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
                 for (int c = 0; c < n * QV; ++c)
                     hidden[c] = p[c] == (ROWF)(-INFINITY);
                 absorb(p, f, &s, n);
-                accumulate_visible(s.o, p, hidden, f, v_mem + j * a.v.stride_s, a.v.stride_s, n);
+                accumulate_visible(s.o, p, hidden, f, &t);
             } else {
                 absorb(p, f, &s, n);
-                accumulate(s.o, p, f, v_mem + j * a.v.stride_s, a.v.stride_s, n);
+                accumulate(s.o, p, f, &t);
             }
             if (++tiles % FLUSH_TILES == 0)
                 flush(&total, &s);

@@ -83,8 +83,8 @@ static struct cla_tile group_choice(const struct group_tile *g, int32_t chunk_d,
         .local_bytes = local_bytes(g, chunk_d),
     };
     snprintf(t.reason, sizeof t.reason,
-             "group shape, tile %d x %d, %d of %d channels at a time, %d items: %zu of %zu bytes of "
-             "local memory",
+             "group shape, tile %d x %d, %d of %d channels at a time, %d items: %zu of %zu bytes "
+             "of local memory",
              (int)t.tile_q, (int)t.tile_k, (int)(chunk_d < dim ? chunk_d : dim), (int)dim,
              (int)(t.items_q * t.items_k), t.local_bytes, caps->local_bytes);
     return t;
@@ -149,8 +149,8 @@ static int rank_group(const struct cla_problem *p, const struct cla_caps *caps,
 
 // ---- vector shape ------------------------------------------------------------------------------
 
-// Register blocks: RK x QV scores and RD x QV outputs are accumulated at once, with QV + 1 registers
-// to spare of the 16 (width 4 and 8) or 32 (width 16) that such a CPU has.
+// Register blocks: RK x QV scores and RD x QV outputs are accumulated at once, with QV + 1
+// registers to spare of the 16 (width 4 and 8) or 32 (width 16) that such a CPU has.
 struct vector_tile {
     int32_t width, vecs_q, block_k, block_d, tile_k;
 };

@@ -3,8 +3,8 @@
 # Installs what the tests need (Debian 12, as root or through sudo) and runs all of them: with gcc
 # and clang, on every OpenCL device that a machine without a GPU can have, and without OpenCL.
 #
-#   tools/test_all.sh                      everything
-#   tools/test_all.sh [--no-install] STEP... only these steps, see `steps` below
+#   tools/test_all.sh                        everything
+#   tools/test_all.sh [--no-install] STEP... only these steps, see `steps` below, and their builds
 #
 # A device that can't be found is a failure. BUILD_DIR says where to build (default: build in the
 # repository). The last line reads "N passed, N failed"; the exit status is 0 when none failed.
@@ -26,10 +26,11 @@ log=$build/step.log
 
 # ---- counting ----------------------------------------------------------------------------------
 
+# A step runs in a subshell with counters of its own, so that two of them can run at once: compiling
+# kernels, which most of the time goes into, takes one core.
 passed=0
 failed=0
 skipped=0
-table=()
 
 say() {
   printf '%s\n' "$*"
@@ -51,18 +52,51 @@ check() { # check WHAT COMMAND...: one test; its output is shown when it fails
   fi
 }
 
-run_step() { # run_step NAME: calls step_NAME and keeps a row for the table
-  local name=$1 start=$SECONDS was=("$passed" "$failed" "$skipped")
-  say "== $name"
-  "step_${name//-/_}"
-  local row=($((passed - was[0])) $((failed - was[1])) $((skipped - was[2])))
-  table+=("$(printf '%-10s %8d %8d %8d %8ds' "$name" "${row[@]}" $((SECONDS - start)))")
-  say "   $name: ${row[0]} passed, ${row[1]} failed, ${row[2]} skipped, $((SECONDS - start)) s"
+run_step() { # run_step NAME &: leaves steps/NAME.out and steps/NAME.counts
+  step=$1
+  passed=0
+  failed=0
+  skipped=0
+  SECONDS=0
+  exec >"$build/steps/$step.out" 2>&1 </dev/null
+  log=$build/steps/$step.log
+  trap 'echo "$passed $failed $skipped $SECONDS" >"$build/steps/$step.counts"' EXIT
+  "step_${step//-/_}"
+}
+
+finish_step() { # finish_step NAME STATUS: shows what the step said and takes its counts
+  local counts
+  cat "$build/steps/$1.out"
+  read -ra counts <"$build/steps/$1.counts"
+  if [ "$2" -ne 0 ]; then
+    counts[1]=$((counts[1] + 1))
+    say "  FAILED: the step ended with exit status $2"
+  fi
+  passed=$((passed + counts[0]))
+  failed=$((failed + counts[1]))
+  skipped=$((skipped + counts[2]))
+  table+=("$(printf '%-10s %8d %8d %8d %8ds' "$1" "${counts[@]}")")
+  say "== $1: ${counts[0]} passed, ${counts[1]} failed, ${counts[2]} skipped, ${counts[3]} s"
+}
+
+run_steps() { # run_steps JOBS NAME...: at most JOBS at once
+  local jobs=$1 name pid status running=()
+  shift
+  while [ $# -gt 0 ] || [ "${#running[@]}" -gt 0 ]; do
+    while [ $# -gt 0 ] && [ "${#running[@]}" -lt "$jobs" ]; do
+      say "== $1: started"
+      run_step "$1" &
+      running[$!]=$1
+      shift
+    done
+    status=0
+    wait -n -p pid "${!running[@]}" || status=$?
+    finish_step "${running[$pid]}" "$status"
+    unset "running[$pid]"
+  done
 }
 
 # ---- building ----------------------------------------------------------------------------------
-
-declare -A built=()
 
 compile() { # compile NAME: sets up $build/NAME once and builds it
   local dir=$build/$1 options=(-Dwerror=true -Dtests=enabled -Dtools=enabled) compiler=gcc
@@ -75,20 +109,16 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
       options+=(-Dopencl=disabled --buildtype=debugoptimized "-Db_sanitize=address,undefined")
       ;;
   esac
+  rm -f "$build/$1.built"
   if [ ! -f "$dir/build.ninja" ]; then
     rm -rf "$dir"
     CC=$compiler meson setup "$dir" "${options[@]}" || return 1
   fi
-  ninja -C "$dir" -k 0
+  ninja -C "$dir" --quiet -k 0 && touch "$build/$1.built"
 }
 
-need() { # need NAME: true when that build is good; the first call builds it, which is one test
-  local before=$failed
-  if [ -z "${built[$1]:-}" ]; then
-    check "build $1" compile "$1"
-    built[$1]=$((failed == before))
-  fi
-  [ "${built[$1]}" -eq 1 ]
+have() { # have NAME: whether that build is good; a step without its build counts as failed
+  [ -f "$build/$1.built" ] || { fail "there is no build $1"; return 1; }
 }
 
 # ---- devices -----------------------------------------------------------------------------------
@@ -121,11 +151,12 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
       dpkg -L oclgrind | grep '/liboclgrind-rt-icd\.so$' >"$build/oclgrind/oclgrind.icd"
       ;;
   esac
-  mkdir -p "$build/cache/pocl" "$build/cache/pocl-cbs" "$build/cache/mesa"
 }
 
-install_intel() { # a virtual environment of its own, made anew when the versions change
-  local dir=$build/intel
+install_intel() ( # a virtual environment of its own, made anew when the versions change
+  dir=$build/intel
+  exec 9>"$build/intel.lock"
+  flock 9 # two steps need it
   if [ "$(cat "$dir/installed" 2>/dev/null)" != "${intel_packages[*]}" ]; then
     rm -rf "$dir"
     mkdir -p "$dir/vendors"
@@ -135,16 +166,7 @@ install_intel() { # a virtual environment of its own, made anew when the version
   fi
   printf '%s\n' "$dir/venv/lib/libintelocl.so" >"$dir/vendors/intel.icd"
   [ -f "$dir/venv/lib/libintelocl.so" ]
-}
-
-intel_job=
-
-have_intel() { # waits for the installation that began at the start
-  [ -n "$intel_job" ] || return 0
-  check "install ${intel_packages[*]}" wait "$intel_job"
-  [ ! -s "$build/intel.log" ] || sed 's/^/  pip: /' "$build/intel.log"
-  intel_job=
-}
+)
 
 # ---- suites ------------------------------------------------------------------------------------
 
@@ -159,7 +181,7 @@ suites() { # suites BUILD RUN SECONDS [--forbid REGEX] SUITE...: meson suites un
     names+=(--suite "$name")
   done
   rm -f "$dir/meson-logs/$run.json"
-  env "${device_env[@]}" timeout -k 30 "$limit" meson test -C "$dir" --no-rebuild \
+  env "${device_env[@]}" timeout --foreground -k 30 "$limit" meson test -C "$dir" --no-rebuild \
     --logbase "$run" "${names[@]}" >"$log" 2>&1 </dev/null || status=$?
   counts=$(tools/test_summary.py "$dir/meson-logs/$run.json" "${forbid[@]}" 2>"$log.failures")
   cat "$log.failures"
@@ -174,36 +196,49 @@ suites() { # suites BUILD RUN SECONDS [--forbid REGEX] SUITE...: meson suites un
 
 # ---- the steps ---------------------------------------------------------------------------------
 
-step_build() {
-  need gcc || true
-  need clang || true
+builds_of() { # builds_of STEP: what it runs on
+  case $1 in
+    build) echo gcc clang no-opencl sanitize ;;
+    host) echo gcc clang ;;
+    library) echo gcc clang no-opencl ;;
+    no-opencl | sanitize) echo "$1" ;;
+    *) echo gcc ;;
+  esac
+}
+
+step_build() { # what the chosen steps need
+  local name needed
+  needed=$(for name in "${chosen[@]}"; do builds_of "$name"; done | tr ' ' '\n' | sort -u)
+  for name in $needed; do
+    check "build $name" compile "$name"
+  done
 }
 
 step_host() {
   use_device pocl
-  ! need gcc || suites gcc host 600 unit header style tools
-  ! need clang || suites clang host 300 unit
+  ! have gcc || suites gcc host 600 unit header style tools
+  ! have clang || suites clang host 300 unit
 }
 
 step_pocl() {
   use_device pocl
-  ! need gcc || suites gcc pocl 900 device
+  ! have gcc || suites gcc pocl 900 device
 }
 
 step_pocl_cbs() {
   use_device pocl-cbs
-  ! need gcc || suites gcc pocl-cbs 900 device
+  ! have gcc || suites gcc pocl-cbs 900 device
 }
 
 step_intel() {
-  have_intel
+  check "install ${intel_packages[*]}" install_intel
   use_device intel
-  ! need gcc || suites gcc intel 900 device
+  ! have gcc || suites gcc intel 900 device
 }
 
 step_llvmpipe() {
   use_device llvmpipe
-  ! need gcc || suites gcc llvmpipe 900 device
+  ! have gcc || suites gcc llvmpipe 900 device
 }
 
 race_is_reported() { # a kernel with a race, to see that reports are recognised
@@ -219,17 +254,17 @@ race_is_reported() { # a kernel with a race, to see that reports are recognised
 step_oclgrind() {
   use_device oclgrind
   check "a data race is reported" race_is_reported
-  ! need gcc || suites gcc oclgrind 900 --forbid "$oclgrind_report" device
+  ! have gcc || suites gcc oclgrind 900 --forbid "$oclgrind_report" device
 }
 
 step_no_opencl() {
   device_env=()
-  ! need no-opencl || suites no-opencl no-opencl 600 unit header tools device
+  ! have no-opencl || suites no-opencl no-opencl 600 unit header tools device
 }
 
 step_sanitize() {
   device_env=(UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1)
-  ! need sanitize || suites sanitize sanitize 600 unit tools device
+  ! have sanitize || suites sanitize sanitize 600 unit tools device
 }
 
 # Only the C library, its maths, threads of OpenMP and the program loader may be linked.
@@ -250,7 +285,7 @@ exports_only() { # exports_only REGEX NM-ARGUMENT... FILE: all defined symbols f
 step_library() {
   local name
   for name in gcc clang no-opencl; do
-    need "$name" || continue
+    have "$name" || continue
     check "$name: linked libraries" links_nothing_else "$build/$name/libclattn.so"
     check "$name: exported symbols" exports_only '^clattn_' --dynamic "$build/$name/libclattn.so"
     check "$name: names in the archive" exports_only '^(clattn|cla)_' "$build/$name/libclattn.a"
@@ -265,11 +300,11 @@ readme_example() { # readme_example N: the N-th C program of the README, against
   flags=$(pkg-config --cflags --libs clattn)
   # shellcheck disable=SC2086 # the flags are separate words
   gcc -std=c11 -Wall -Wextra -Wpedantic -Werror "$source" $flags -lm -o "${source%.c}" &&
-    env "${device_env[@]}" LD_LIBRARY_PATH="$libdir" timeout 60 "${source%.c}"
+    env "${device_env[@]}" LD_LIBRARY_PATH="$libdir" timeout --foreground 60 "${source%.c}"
 }
 
 step_install() {
-  need gcc || return 0
+  have gcc || return 0
   local stage=$build/stage/root libdir
   rm -rf "$build/stage"
   mkdir -p "$build/stage"
@@ -289,15 +324,16 @@ minilm() { # minilm WHAT OPTION...: the real input through clattn-run, to 1e-5
   shift
   mkdir -p "$out"
   rm -f "$out"/*.npy
-  check "minilm on $what" env "${device_env[@]}" timeout 300 "$build/gcc/tools/clattn-run" "$@" \
+  check "minilm on $what" \
+    env "${device_env[@]}" timeout --foreground 300 "$build/gcc/tools/clattn-run" "$@" \
     -q "$data/q.npy" -k "$data/k.npy" -v "$data/v.npy" --mask "$data/mask.npy" \
     -o "$out/o.npy" --lse "$out/lse.npy" --compare "$data/o.npy" --tolerance 1e-5
   check "minilm on $what: log-sum-exp" tools/show_npy.py "$out/lse.npy" "$data/lse.npy"
 }
 
 step_minilm() {
-  need gcc || return 0
-  have_intel
+  have gcc || return 0
+  check "install ${intel_packages[*]}" install_intel
   local device part kernel
   for device in pocl intel llvmpipe; do
     use_device "$device"
@@ -305,7 +341,7 @@ step_minilm() {
       pocl) part=portable ;;
       *) part=$device ;;
     esac
-    check "clattn-probe on $device" env "${device_env[@]}" timeout 300 \
+    check "clattn-probe on $device" env "${device_env[@]}" timeout --foreground 300 \
       "$build/gcc/tools/clattn-probe"
     for kernel in group vector; do
       minilm "$device, $kernel shape" --device "$part" --algo fused --kernel "$kernel"
@@ -342,17 +378,18 @@ unset OCL_ICD_VENDORS OCL_ICD_FILENAMES RUSTICL_ENABLE POCL_WORK_GROUP_METHOD LD
 # Test programs run side by side: threads that wait must not take the cores from those that work.
 export OMP_WAIT_POLICY=passive
 
-[ "$install" = no ] || tools/setup.sh test
-case " ${chosen[*]} " in
-  *" intel "* | *" minilm "*)
-    install_intel >"$build/intel.log" 2>&1 </dev/null &
-    intel_job=$!
-    ;;
-esac
+# Steps that run in the background do not see Ctrl-C.
+trap 'trap "" TERM; kill -TERM 0; exit 130' INT
 
+[ "$install" = no ] || tools/setup.sh test
+mkdir -p "$build/steps" "$build/cache/pocl" "$build/cache/pocl-cbs" "$build/cache/mesa"
+table=()
+run_steps 1 build
+rest=()
 for step in "${chosen[@]}"; do
-  run_step "$step"
+  [ "$step" = build ] || rest+=("$step")
 done
+run_steps 2 "${rest[@]}"
 
 say
 say "$(printf '%-10s %8s %8s %8s %9s' step passed failed skipped time)"

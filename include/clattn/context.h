@@ -112,7 +112,7 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector
 ///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL
-///         CLATTN_ERR_SELF_TEST, CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL  the named device does not work
+///         CLATTN_ERR_SELF_TEST, CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL  the named device fails
 ///         CLATTN_ERR_OUT_OF_MEMORY
 /// Threads: any.
 CLATTN_API clattn_status clattn_context_create(const clattn_context_desc *desc,

@@ -49,7 +49,7 @@ static void build_options(const struct cla_problem *p, const struct cla_tile *t,
 {
     const int mask_kind = p->mask ? CLA_MASK_GENERAL : p->causal ? CLA_MASK_WINDOW : CLA_MASK_NONE;
     int n = snprintf(options, size,
-                     "-cl-std=CL1.2 -DDIM_QK=%d -DDIM_V=%d -DMASK_KIND=%d -DDTYPE_Q=%d "
+                     "-cl-std=CL1.2 -w -DDIM_QK=%d -DDIM_V=%d -DMASK_KIND=%d -DDTYPE_Q=%d "
                      "-DDTYPE_KV=%d -DDTYPE_O=%d -DTILE_K=%d",
                      (int)p->dim_qk, (int)p->dim_v, mask_kind, (int)p->dtype_q, (int)p->dtype_kv,
                      (int)p->dtype_o, (int)t->tile_k);
@@ -58,7 +58,7 @@ static void build_options(const struct cla_problem *p, const struct cla_tile *t,
                  (int)t->vecs_q, (int)t->block_k, (int)t->block_d);
     else
         snprintf(options + n, size - (size_t)n,
-                 " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d -DALIGNED16=0",
+                 " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d",
                  (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
                  p->max_len_kv > LONG_ROWS_KEYS);
 }

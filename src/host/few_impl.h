@@ -220,12 +220,14 @@ static void few_weights(struct few *t, int32_t keys, float alpha[FEW_GROUP])
         drop[r] = t->m[r] - base[r];
         t->m[r] = m;
     }
-    const vf factor = vec_exp(few_spread(drop, n));
+    vf factor = few_spread(drop, n);
+    vec_exp(&factor, 1);
     const vf spread = few_spread(base, n);
     vf sum = vec_splat(0.0f);
     for (int32_t i = 0; i < vecs; i++) {
         const vf x = vec_load(t->s + i * W);
-        vf p = vec_exp(x - spread);
+        vf p = x - spread;
+        vec_exp(&p, 1);
         sum += p;
         if (t->careful) // hidden pairs become -0, which no weight is
             p = vec_select((vi)(x == vec_splat(-INFINITY)), vec_splat(-0.0f),
@@ -339,7 +341,8 @@ static void few_flush(struct few *t)
     float drop[FEW_GROUP];
     for (int32_t r = 0; r < t->n; r++)
         drop[r] = t->m_hi[r] - (t->m[r] == -INFINITY ? 0.0f : t->m[r]);
-    const vf f = vec_exp(few_spread(drop, t->n));
+    vf f = few_spread(drop, t->n);
+    vec_exp(&f, 1);
     for (int32_t r = 0; r < t->n; r++) {
         t->l_hi[r] = t->l_hi[r] * f[r] + t->l[r];
         t->m_hi[r] = t->m[r];
@@ -382,7 +385,8 @@ static bool few_sweep(struct few *t)
     }
     const size_t bytes = sizeof(vf) * (size_t)(t->vecs_v * t->n);
     memset(t->o, 0, bytes);
-    memset(t->o_hi, 0, bytes);
+    if (t->job->key1 - t->job->key0 >= FLUSH_KEYS)
+        memset(t->o_hi, 0, bytes);
     bool flushed = false;
     int32_t since = 0;
     for (int32_t key = t->job->key0; key < t->job->key1; key += FEW_KEYS) {

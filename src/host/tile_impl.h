@@ -15,6 +15,9 @@
 
 #define TQ (W * QV)
 #define FLUSH_KEYS 8192
+// Vectors that the exponential takes at once.
+#define CHUNK VEC_EXP_MOST
+_Static_assert(CHUNK % QV == 0, "a chunk holds whole keys");
 
 struct tile {
     const struct cla_host_fwd *f;
@@ -37,8 +40,14 @@ static int32_t tile_keys(const struct cla_problem *p)
 {
     // K or V of a tile should take at most half of a 32 KiB first-level cache.
     const int32_t dim = p->dim_v > p->dim_qk ? p->dim_v : p->dim_qk;
-    int32_t keys = 4096 / dim;
-    keys = keys < 32 ? 32 : keys > TILE_K ? TILE_K : keys;
+#ifndef TFL
+#define TFL 4096
+#endif
+#ifndef TMIN
+#define TMIN 32
+#endif
+    int32_t keys = TFL / dim;
+    keys = keys < TMIN ? TMIN : keys > TILE_K ? TILE_K : keys;
     return keys / RK * RK;
 }
 
@@ -47,7 +56,7 @@ static size_t tile_floats(const struct cla_problem *p)
     const size_t rows_q = (size_t)p->dim_qk;
     const size_t rows_o = (size_t)p->dim_v * 2;
     const size_t rows_s = TILE_K * (p->mask ? 2 : 1);
-    return (rows_q + rows_o + rows_s) * TQ;
+    return (rows_q + rows_o + rows_s) * TQ + CHUNK * W;
 }
 
 // Row `lane` of the job, or its last one where the tile is not full.
@@ -257,52 +266,86 @@ VEC_INLINE vf finite_max(vf m)
     return (vf)(~empty & (vi)m);
 }
 
-// Scores become weights. Updates m and l, leaves the factor of the old sums in alpha.
+// From the chunk's maxima: m, what is subtracted from scores, and the factor of the old sums.
+VEC_INLINE void tile_new_max(struct tile *t, const vf x[CHUNK], vf base[QV], vf alpha[QV])
+{
+    VEC_UNROLL
+    for (int v = 0; v < QV; v++) {
+        vf m = x[v];
+        VEC_UNROLL
+        for (int i = v + QV; i < CHUNK; i += QV)
+            m = vec_max(x[i], m);
+        base[v] = finite_max(m);
+        alpha[v] = t->m[v] - base[v];
+        t->m[v] = m;
+    }
+    vec_exp(alpha, QV);
+}
+
+VEC_INLINE void tile_new_sum(struct tile *t, const vf sum[CHUNK], const vf alpha[QV])
+{
+    VEC_UNROLL
+    for (int v = 0; v < QV; v++) {
+        vf l = sum[v];
+        VEC_UNROLL
+        for (int i = v + QV; i < CHUNK; i += QV)
+            l += sum[i];
+        t->l[v] = vec_fma(t->l[v], alpha[v], l);
+    }
+}
+
+// Scores become weights. Updates m and l, leaves the factor of the old sums in alpha. Scores behind
+// the last key are filled up to whole chunks.
 VEC_NOINLINE void tile_weights(struct tile *t, int32_t n, vf alpha[QV])
 {
-    vf m[QV], base[QV], sum[QV];
-    for (int v = 0; v < QV; v++)
-        m[v] = t->m[v];
-    for (int32_t j = 0; j < n; j++)
-        for (int v = 0; v < QV; v++)
-            m[v] = vec_max(t->s[j * QV + v], m[v]);
-    for (int v = 0; v < QV; v++) {
-        base[v] = finite_max(m[v]);
-        alpha[v] = vec_exp(t->m[v] - base[v]);
-        sum[v] = vec_splat(0.0f);
+    vf x[CHUNK], base[QV], sum[CHUNK];
+    for (int32_t i = n * QV; i % CHUNK != 0; i++)
+        t->s[i] = vec_splat(-INFINITY);
+    VEC_UNROLL
+    for (int i = 0; i < CHUNK; i++)
+        x[i] = t->m[i % QV];
+    for (int32_t j = 0; j < n * QV; j += CHUNK) {
+        VEC_UNROLL
+        for (int i = 0; i < CHUNK; i++)
+            x[i] = vec_max(t->s[j + i], x[i]);
     }
-    for (int32_t j = 0; j < n; j++)
-        for (int v = 0; v < QV; v++) {
-            const vf p = vec_exp(t->s[j * QV + v] - base[v]);
-            sum[v] += p;
-            t->s[j * QV + v] = p;
+    tile_new_max(t, x, base, alpha);
+    VEC_UNROLL
+    for (int i = 0; i < CHUNK; i++)
+        sum[i] = vec_splat(0.0f);
+    for (int32_t j = 0; j < n * QV; j += CHUNK) {
+        VEC_UNROLL
+        for (int i = 0; i < CHUNK; i++)
+            x[i] = t->s[j + i] - base[i % QV];
+        vec_exp(x, CHUNK);
+        VEC_UNROLL
+        for (int i = 0; i < CHUNK; i++) {
+            sum[i] += x[i];
+            t->s[j + i] = x[i];
         }
-    for (int v = 0; v < QV; v++) {
-        t->m[v] = m[v];
-        t->l[v] = vec_fma(t->l[v], alpha[v], sum[v]);
     }
+    tile_new_sum(t, sum, alpha);
 }
 
 // As tile_weights(), but hidden pairs become -0, which no weight is, and the others are scaled.
 static void tile_weights_careful(struct tile *t, int32_t n, vf alpha[QV])
 {
-    vf base[QV], old[QV];
-    for (int v = 0; v < QV; v++) {
-        old[v] = t->m[v];
-        for (int32_t j = 0; j < n; j++)
-            t->m[v] = vec_max(t->s[j * QV + v], t->m[v]);
-        base[v] = finite_max(t->m[v]);
-        alpha[v] = vec_exp(old[v] - base[v]);
-        vf sum = vec_splat(0.0f);
-        for (int32_t j = 0; j < n; j++) {
-            const vf x = t->s[j * QV + v];
-            const vf p = vec_exp(x - base[v]);
-            sum += p;
-            t->s[j * QV + v] = vec_select((vi)(x == vec_splat(-INFINITY)), vec_splat(-0.0f),
-                                          p * vec_splat(t->weight_scale));
-        }
-        t->l[v] = vec_fma(t->l[v], alpha[v], sum);
+    vf x[CHUNK], base[QV], sum[CHUNK];
+    for (int i = 0; i < CHUNK; i++) {
+        x[i] = t->m[i % QV];
+        sum[i] = vec_splat(0.0f);
     }
+    for (int32_t j = 0; j < n * QV; j++)
+        x[j % QV] = vec_max(t->s[j], x[j % QV]);
+    tile_new_max(t, x, base, alpha);
+    for (int32_t j = 0; j < n * QV; j++) {
+        vf p = t->s[j] - base[j % QV];
+        const vi hidden = (vi)(t->s[j] == vec_splat(-INFINITY));
+        vec_exp(&p, 1);
+        sum[j % QV] += p;
+        t->s[j] = vec_select(hidden, vec_splat(-0.0f), p * vec_splat(t->weight_scale));
+    }
+    tile_new_sum(t, sum, alpha);
 }
 
 // O of n channels (a constant).
@@ -412,7 +455,8 @@ static void tile_flush(struct tile *t)
 {
     vf f[QV];
     for (int v = 0; v < QV; v++) {
-        f[v] = vec_exp(t->m_hi[v] - finite_max(t->m[v]));
+        f[v] = t->m_hi[v] - finite_max(t->m[v]);
+        vec_exp(&f[v], 1);
         t->l_hi[v] = vec_fma(t->l_hi[v], f[v], t->l[v]);
         t->m_hi[v] = t->m[v];
         t->l[v] = vec_splat(0.0f);
@@ -433,7 +477,8 @@ static bool tile_sweep(struct tile *t)
         t->l[v] = t->l_hi[v] = vec_splat(0.0f);
     }
     memset(t->o, 0, sizeof(vf) * QV * (size_t)t->dim_v);
-    memset(t->o_hi, 0, sizeof(vf) * QV * (size_t)t->dim_v);
+    if (t->job->key1 - t->job->key0 >= FLUSH_KEYS)
+        memset(t->o_hi, 0, sizeof(vf) * QV * (size_t)t->dim_v);
     bool flushed = false;
     int32_t since = 0;
     for (int32_t key = t->job->key0; key < t->job->key1; key += t->tile_k) {
@@ -556,7 +601,7 @@ static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *jo
     t.o = t.q + (size_t)p->dim_qk * QV;
     t.o_hi = t.o + (size_t)p->dim_v * QV;
     t.s = t.o_hi + (size_t)p->dim_v * QV;
-    t.vis = p->mask ? (vi *)(void *)(t.s + TILE_K * QV) : NULL;
+    t.vis = p->mask ? (vi *)(void *)(t.s + TILE_K * QV + CHUNK) : NULL;
     t.weight_scale = ldexpf(1.0f, -ilogbf((float)(job->key1 - job->key0) + 1.0f) - 1);
 
     tile_load_q(&t);

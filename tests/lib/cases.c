@@ -14,8 +14,8 @@ enum { CASES_MAX = 512 };
 static struct attn_case list[CASES_MAX];
 static int list_count;
 
-// A small odd dimension, and two that fill vectors.
-static const int32_t core_dims[] = {20, 64, 128};
+// A dimension that fills no vector, and one that does.
+static const int32_t core_dims[] = {20, 64};
 
 // Both sides of every tile edge that a planner is likely to take.
 static const int32_t lengths[] = {1,  2,  3,  5,  15,  16,  17,  31,  32,  33,  63,
@@ -56,22 +56,40 @@ static struct attn_case shape(int32_t dim, int32_t batch, int32_t heads_q, int32
     return c;
 }
 
-// Every class of head dimension, each with the kind of mask its turn brings.
+// Every class of head dimension, each with one kind of mask. The kinds are those that other tests
+// use with the same dimension, where there are such.
 static void add_dims(void)
 {
-    static const int32_t dims[] = {1,  2,  3,  4,  5,  7,   8,   9,   12,  16,  20,
-                                   24, 31, 32, 33, 40, 48,  59,  64,  65,  72,  80,
-                                   96, 100, 112, 127, 128, 129, 160, 192, 200, 255, 256};
-    for (int n = 0; n < COUNT(dims); n++) {
-        const int32_t d = dims[n];
-        const enum kind kind = (enum kind)(n % KIND_COUNT);
-        struct attn_case *c = add(shape(d, 1, 4, 2, 37, 75, kind), "dim-%d", d);
-        if (d == 1 || d == 3 || d == 8 || d == 31 || d == 40 || d == 80 || d == 100 || d == 255 ||
-            d == 256)
-            c->level = LEVEL_MEDIUM;
-        c = add(shape(d, 2, 2, 2, 5, 130, kind), "dim-%d-short", d);
-        if (d == 5 || d == 16 || d == 24)
-            c->level = LEVEL_SMALL;
+    static const struct {
+        int32_t dim;
+        enum kind kind;
+        int level;
+    } rows[] = {
+        {1, KIND_NONE, LEVEL_MEDIUM},   {2, KIND_CAUSAL, LEVEL_FULL},
+        {3, KIND_NONE, LEVEL_MEDIUM},   {4, KIND_MASK, LEVEL_FULL},
+        {5, KIND_NONE, LEVEL_MEDIUM},   {7, KIND_MASK, LEVEL_FULL},
+        {8, KIND_CAUSAL, LEVEL_MEDIUM}, {9, KIND_CAUSAL, LEVEL_FULL},
+        {12, KIND_MASK, LEVEL_FULL},    {16, KIND_NONE, LEVEL_SMALL},
+        {16, KIND_MASK, LEVEL_SMALL},   {20, KIND_NONE, LEVEL_MEDIUM},
+        {24, KIND_CAUSAL, LEVEL_SMALL}, {31, KIND_MASK, LEVEL_MEDIUM},
+        {32, KIND_NONE, LEVEL_MEDIUM},  {33, KIND_CAUSAL, LEVEL_FULL},
+        {40, KIND_NONE, LEVEL_MEDIUM},  {48, KIND_CAUSAL, LEVEL_FULL},
+        {59, KIND_MASK, LEVEL_FULL},    {64, KIND_NONE, LEVEL_MEDIUM},
+        {65, KIND_CAUSAL, LEVEL_FULL},  {72, KIND_NONE, LEVEL_MEDIUM},
+        {80, KIND_NONE, LEVEL_MEDIUM},  {96, KIND_NONE, LEVEL_MEDIUM},
+        {100, KIND_MASK, LEVEL_FULL},   {112, KIND_CAUSAL, LEVEL_FULL},
+        {127, KIND_MASK, LEVEL_MEDIUM}, {128, KIND_MASK, LEVEL_FULL},
+        {129, KIND_CAUSAL, LEVEL_FULL}, {160, KIND_MASK, LEVEL_FULL},
+        {192, KIND_CAUSAL, LEVEL_FULL}, {200, KIND_NONE, LEVEL_FULL},
+        {255, KIND_MASK, LEVEL_FULL},   {256, KIND_NONE, LEVEL_SMALL},
+    };
+    for (int n = 0; n < COUNT(rows); n++) {
+        const int32_t d = rows[n].dim;
+        const bool small = rows[n].level == LEVEL_SMALL;
+        add(shape(d, 2, 2, 2, 5, small ? 40 : 130, rows[n].kind), "dim-%d-short-%d", d, n)->level =
+            rows[n].level;
+        add(shape(d, 1, 4, 2, 37, 75, rows[n].kind), "dim-%d-%d", d, n)->level =
+            small ? LEVEL_MEDIUM : rows[n].level;
     }
     for (int n = 0; n < COUNT(core_dims); n++)
         for (int kind = 0; kind < KIND_COUNT; kind++)
@@ -91,8 +109,8 @@ static void add_lengths(void)
         add(shape(128, 1, 1, 1, q, k, KIND_MASK), "len-%dx%d-d128-mask", q, k);
         add(shape(20, 2, 1, 1, q, q, KIND_NONE), "len-%dx%d-d20", q, q);
     }
-    add(shape(5, 1, 2, 2, 3, 33, KIND_CAUSAL), "len-3x33-d5-causal")->level = LEVEL_SMALL;
-    add(shape(24, 1, 2, 1, 17, 16, KIND_MASK), "len-17x16-d24-mask")->level = LEVEL_SMALL;
+    add(shape(24, 1, 2, 2, 3, 33, KIND_CAUSAL), "len-3x33-d24-causal")->level = LEVEL_SMALL;
+    add(shape(16, 1, 2, 1, 17, 16, KIND_MASK), "len-17x16-d16-mask")->level = LEVEL_SMALL;
     add(shape(16, 1, 1, 1, 33, 65, KIND_NONE), "len-33x65-d16")->level = LEVEL_SMALL;
 }
 
@@ -109,8 +127,8 @@ static void add_groups(void)
             add(shape(20, batch, g * kv, kv, q, k, KIND_CAUSAL), "group-%d-%dx%d-causal", g, q, k)
                 ->level = m != 0 ? LEVEL_MEDIUM : LEVEL_FULL;
         }
-    add(shape(24, 2, 6, 2, 5, 19, KIND_MASK), "group-3-5x19-mask")->level = LEVEL_SMALL;
-    add(shape(5, 1, 8, 1, 4, 9, KIND_CAUSAL), "group-8-4x9-causal")->level = LEVEL_SMALL;
+    add(shape(16, 2, 6, 2, 5, 19, KIND_MASK), "group-3-5x19-mask")->level = LEVEL_SMALL;
+    add(shape(24, 1, 8, 1, 4, 9, KIND_CAUSAL), "group-8-4x9-causal")->level = LEVEL_SMALL;
 }
 
 static void add_causal(void)
@@ -128,9 +146,9 @@ static void add_causal(void)
                     align ? "tl" : "br", q, k);
             c->align = align;
         }
-    struct attn_case *c = add(shape(5, 1, 2, 2, 33, 9, KIND_CAUSAL), "causal-br-33x9-d5");
+    struct attn_case *c = add(shape(24, 1, 2, 2, 33, 9, KIND_CAUSAL), "causal-br-33x9-d24");
     c->level = LEVEL_SMALL;
-    c = add(shape(5, 1, 2, 2, 9, 33, KIND_CAUSAL), "causal-tl-9x33-d5");
+    c = add(shape(24, 1, 2, 2, 9, 33, KIND_CAUSAL), "causal-tl-9x33-d24");
     c->level = LEVEL_SMALL;
     c->align = CLATTN_ALIGN_TOP_LEFT;
 }
@@ -153,7 +171,7 @@ static void add_masks(void)
         c->mask_bcast = bcast;
         c->mask_form = MASK_STRIDE_0;
     }
-    struct attn_case *c = add(shape(24, 2, 2, 2, 3, 17, KIND_MASK), "mask-stride-2-d24");
+    struct attn_case *c = add(shape(16, 2, 2, 2, 3, 17, KIND_MASK), "mask-stride-2-d16");
     c->mask_form = MASK_KEY_STRIDE_2;
     c->mask_bcast = 1u << 2;
     c->level = LEVEL_SMALL;
@@ -195,7 +213,8 @@ static void add_inputs(int32_t dim, int32_t len_q, int32_t len_kv, int32_t level
             const enum kind kind = kind_of[input] == KIND_NONE && causal ? KIND_CAUSAL
                                                                          : kind_of[input];
             struct attn_case *c = add(shape(dim, 2, 4, 2, len_q, len_kv, kind),
-                                      "input-%d-d%d%s", input, dim, causal ? "-causal" : "");
+                                      "input-%d-%dx%d-d%d%s", input, len_q, len_kv, dim,
+                                      causal ? "-causal" : "");
             c->input = input;
             c->causal = causal;
             c->level = level;
@@ -205,28 +224,27 @@ static void add_inputs(int32_t dim, int32_t len_q, int32_t len_kv, int32_t level
             }
         }
     struct attn_case *c = add(shape(dim, 1, 2, 2, len_q, len_kv, KIND_CAUSAL),
-                              "hidden-nan-causal-d%d", dim);
+                              "hidden-nan-causal-%dx%d-d%d", len_q, len_kv, dim);
     c->input = IN_HIDDEN_NAN;
     c->align = CLATTN_ALIGN_TOP_LEFT;
     c->level = level;
-    c = add(shape(dim, 1, 2, 1, len_q, len_kv, KIND_CAUSAL), "v-partly-nan-causal-d%d", dim);
+    c = add(shape(dim, 1, 2, 1, len_q, len_kv, KIND_CAUSAL), "v-partly-nan-causal-%dx%d-d%d", len_q,
+            len_kv, dim);
     c->input = IN_V_PARTLY_NAN;
     c->level = level;
 }
 
-// The kinds that decide about hidden values, for simulators too.
-static void add_small_inputs(void)
+// The kinds that decide about hidden values, on builds with a mask.
+static void add_mask_inputs(int32_t dim, int32_t len_q, int32_t len_kv, int32_t level)
 {
-    static const int small[] = {IN_EMPTY_ROWS, IN_HIDDEN_NAN, IN_V_PARTLY_NAN};
-    for (int n = 0; n < COUNT(small); n++) {
-        struct attn_case *c =
-            add(shape(24, 1, 2, 1, 9, 18, KIND_MASK), "input-%d-d24-small", small[n]);
-        c->input = small[n];
-        c->level = LEVEL_SMALL;
+    static const int kinds[] = {IN_EMPTY_ROWS, IN_HIDDEN_NAN, IN_V_PARTLY_NAN, IN_VISIBLE_NAN,
+                                IN_NEG_INF};
+    for (int n = 0; n < COUNT(kinds); n++) {
+        struct attn_case *c = add(shape(dim, 1, 2, 1, len_q, len_kv, KIND_MASK),
+                                  "mask-input-%d-%dx%d-d%d", kinds[n], len_q, len_kv, dim);
+        c->input = kinds[n];
+        c->level = level;
     }
-    struct attn_case *c = add(shape(5, 1, 2, 1, 9, 18, KIND_CAUSAL), "v-partly-nan-d5-small");
-    c->input = IN_V_PARTLY_NAN;
-    c->level = LEVEL_SMALL;
 }
 
 static void add_scales(void)
@@ -253,8 +271,13 @@ const struct attn_case *attn_cases(int *count)
         add_layouts();
         add_inputs(20, 37, 70, LEVEL_MEDIUM);
         add_inputs(64, 65, 97, LEVEL_FULL);
-        add_inputs(128, 19, 130, LEVEL_FULL);
-        add_small_inputs();
+        add_inputs(20, 19, 130, LEVEL_FULL);
+        add_mask_inputs(16, 9, 18, LEVEL_SMALL);
+        add_mask_inputs(128, 19, 130, LEVEL_FULL);
+        add_mask_inputs(255, 19, 40, LEVEL_FULL);
+        struct attn_case *c = add(shape(24, 1, 2, 1, 9, 18, KIND_CAUSAL), "v-partly-nan-9x18-d24");
+        c->input = IN_V_PARTLY_NAN;
+        c->level = LEVEL_SMALL;
         add_scales();
     }
     *count = list_count;

@@ -45,6 +45,7 @@ class Bench(Folder):
         self.assertRegex(text, r"(?m)^1,1,1,33,44,16 +no +reference ")
 
     def test_devices(self):
+        self.drivers = True
         for d in DEVICES:
             for algo in (["--kernel", "group"], []):
                 rows = self.lines("--shape=1,2,1,70,90,24", "--causal", *algo, "--device", d)

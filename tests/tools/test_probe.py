@@ -15,9 +15,12 @@ FACTS = ("index type platform name vendor driver version rank compute_units nati
 
 
 class Probe(Folder):
+    drivers = True
+    everything = None
+
     def probe(self, *args, **more):
         done = self.run_program(PROGRAMS.probe, *args, **more)
-        self.assertEqual(done.stderr, "")
+        self.assertEqual(done.said, "")
         return done
 
     def test_builtin(self):
@@ -28,6 +31,13 @@ class Probe(Folder):
         report = json.loads(self.probe("--device", "cpu", "--json").stdout)
         self.assertEqual(len(report["devices"]), 1)
         self.check_device(report["devices"][0])
+
+    def probe_everything(self):
+        """Exit status and report of all devices, which takes long, so it is made once."""
+        if not Probe.everything:
+            done = self.probe("--json")
+            Probe.everything = done.returncode, json.loads(done.stdout)
+        return Probe.everything
 
     def check_device(self, device):
         self.assertLessEqual(set(FACTS), set(device))
@@ -54,15 +64,14 @@ class Probe(Folder):
             self.assertIn("group", [k["kernel"] for k in right])
 
     def test_all_devices(self):
-        done = self.probe("--json")
-        report = json.loads(done.stdout)
+        code, report = self.probe_everything()
         devices = report["devices"]
         self.assertEqual([d["index"] for d in devices], list(range(len(devices))))
         self.assertEqual(devices[-1]["type"], "built-in CPU path")
         self.assertEqual(len(devices), report["opencl_devices"] + 1)
         self.assertEqual(sorted(d["rank"] for d in devices), list(range(len(devices))))
         working = [d for d in devices[:-1] if d["works"]]
-        self.assertEqual(done.returncode, 0 if working else 1)
+        self.assertEqual(code, 0 if working else 1)
         self.assertIs(report["works"], bool(working))
         self.check_device(devices[-1])
         for name in DEVICES:
@@ -71,8 +80,7 @@ class Probe(Folder):
             self.check_device(found[0])
 
     def test_indices_select(self):
-        report = json.loads(self.probe("--json").stdout)
-        for device in report["devices"]:
+        for device in self.probe_everything()[1]["devices"]:
             one = json.loads(self.probe("--json", "--device", str(device["index"])).stdout)
             self.assertEqual([d["name"] for d in one["devices"]], [device["name"]])
 
@@ -85,7 +93,6 @@ class Probe(Folder):
         self.assertIn("looked for", done.stdout)
         report = json.loads(self.probe("--json", env=env).stdout)
         self.assertEqual(report["opencl_devices"], 0)
-        self.assertTrue(report["messages"])
         self.check_device(report["devices"][0])
         self.assertEqual(self.probe("--device", "0", env=env).returncode, 0)
         # There is nothing but the CPU path, and the others must find it by themselves.

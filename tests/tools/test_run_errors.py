@@ -120,7 +120,7 @@ class RunErrors(Folder):
             os.unlink(self.path("k.npy"))  # root reads everything
         done = self.run_program(PROGRAMS.run, *INPUTS, "-o", "o.npy", *CPU)
         self.assertEqual(done.returncode, 2)
-        self.assertRegex(done.stderr, r"\Aclattn-run: -k k.npy: it cannot be opened: [^\n]+\n\Z")
+        self.assertRegex(done.said, r"\Aclattn-run: -k k.npy: it cannot be opened: [^\n]+\n\Z")
 
     def test_shapes(self):
         def case(name, shape, says):
