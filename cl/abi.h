@@ -87,15 +87,15 @@ struct cla_fwd_args {
 #define CLA_DTYPE_BF16 2
 #define CLA_DTYPE_I8 3
 
-// Group shape: floats between the starts of neighbouring rows of Q, K or V in local memory. Rows are
-// read and written as quads (float4); an odd number of quads to a row lets 8 rows that follow each
-// other start in 8 different groups of 4 banks.
+// Group shape: floats between the starts of neighbouring rows of Q, K or V in local memory. Rows
+// are read and written as quads (float4); an odd number of quads to a row lets 8 rows that follow
+// each other start in 8 different groups of 4 banks.
 #define CLA_ROUND_UP4(x) (((x) + 3) / 4 * 4)
 #define CLA_QUADS(n) (((n) + 3) / 4)
 #define CLA_GROUP_PITCH(chunk_d) (4 * (CLA_QUADS(chunk_d) | 1))
 
-// The same for a row of P. Under 8 quads neighbouring items reach over several rows, which then must
-// follow each other without a gap.
+// The same for a row of P. Under 8 quads neighbouring items reach over several rows, which then
+// must follow each other without a gap.
 #define CLA_GROUP_PITCH_P(tile_k)                                                                  \
     (4 * (CLA_QUADS(tile_k) < 8 ? CLA_QUADS(tile_k) : (CLA_QUADS(tile_k) | 1)))
 

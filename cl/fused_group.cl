@@ -30,8 +30,8 @@
 // stores of 4 elements at once only with CLA_FWD_ALIGNED16: one plan serves any strides.
 //
 // Numerics: see online.clh for scores. A tile of keys is summed up on its own and then added, under
-// LONG_ROWS with the rounding error carried along. P*V takes hidden keys with weight 0, which only a
-// non-finite V can turn into something else than 0, and never into something finite: a tile whose
+// LONG_ROWS with the rounding error carried along. P*V takes hidden keys with weight 0, which only
+// a non-finite V can turn into something else than 0, and never into something finite: a tile whose
 // output is not finite everywhere is computed again, with the hidden pairs left out one by one.
 
 #ifndef DIM_QK
@@ -79,6 +79,9 @@
 
 #define CHUNKS_QK ((DIM_QK + CHUNK_D - 1) / CHUNK_D)
 #define CHUNKS_V ((DIM_V + CHUNK_D - 1) / CHUNK_D)
+// O stays in registers only where the loop over its chunks is unrolled, which a driver for CPUs can
+// take a minute over if there are many.
+#define UNROLLED_CHUNKS 4
 // Quads of O that an item sums up at once: 8 quads of partial sums are 32 registers.
 #define VALUES_AT_ONCE                                                                             \
     (GROUP_ROWS * GROUP_VALUES <= 8 ? GROUP_VALUES : GROUP_ROWS < 8 ? 8 / GROUP_ROWS : 1)
@@ -159,8 +162,7 @@ INLINE float4 load_kv4(__global const kv_elem *mem, long at, int d, const int di
 
 // q_tile = scale * Q, the chunk of channels from d on.
 INLINE void load_queries(__local float4 *q_tile, const struct cla_fwd_args *a,
-                                const struct place *at, __global const q_elem *mem, int d,
-                                uint item)
+                         const struct place *at, __global const q_elem *mem, int d, uint item)
 {
     for (uint n = item; n < TILE_Q * GROUP_FILL_SPAN; n += GROUP_ITEMS) {
         uint r = GROUP_FILL_ROW(n);
@@ -173,12 +175,11 @@ INLINE void load_queries(__local float4 *q_tile, const struct cla_fwd_args *a,
     }
 }
 
-// kv_tile = keys first..end-1 of K or V, the chunk of channels from d on; zeros behind. K lies in
-// the order of positions.
-INLINE void load_keys(__local float4 *kv_tile, __global const kv_elem *mem, long base,
-                             long stride, int first, int end, int d, int dim, bool by_position,
-                             bool aligned, uint item)
+INLINE void fill_keys(__local float4 *kv_tile, __global const kv_elem *mem, long base, long stride,
+                      int first, int end, int d, const int dim, const bool by_position,
+                      const bool aligned, uint item)
 {
+#pragma unroll 4
     for (uint n = item; n < TILE_K * GROUP_FILL_SPAN; n += GROUP_ITEMS) {
         uint row = GROUP_FILL_ROW(n);
         uint quad = GROUP_FILL_QUAD(n);
@@ -192,6 +193,18 @@ INLINE void load_keys(__local float4 *kv_tile, __global const kv_elem *mem, long
     }
 }
 
+// kv_tile = keys first..end-1 of K or V, the chunk of channels from d on; zeros behind. K lies in
+// the order of positions. Two loops, so that several loads are under way at once.
+INLINE void load_keys(__local float4 *kv_tile, __global const kv_elem *mem, long base, long stride,
+                      int first, int end, int d, const int dim, const bool by_position,
+                      bool aligned, uint item)
+{
+    if (dim % 4 == 0 && aligned)
+        fill_keys(kv_tile, mem, base, stride, first, end, d, dim, by_position, true, item);
+    else
+        fill_keys(kv_tile, mem, base, stride, first, end, d, dim, by_position, false, item);
+}
+
 INLINE float dot4(float4 x, float4 y, float sum)
 {
     sum = MULADD(x.x, y.x, sum);
@@ -202,7 +215,7 @@ INLINE float dot4(float4 x, float4 y, float sum)
 
 // s += Q * K^T of the chunk in local memory.
 INLINE void score(float s[GROUP_ROWS][GROUP_KEYS], __local const float4 *q_tile,
-                         __local const float4 *kv_tile, uint item)
+                  __local const float4 *kv_tile, uint item)
 {
     for (uint d = 0; d < GROUP_CHUNK_QUADS; ++d) {
         float4 q[GROUP_ROWS];
@@ -221,7 +234,7 @@ INLINE void score(float s[GROUP_ROWS][GROUP_KEYS], __local const float4 *q_tile,
 
 // Hides the keys of the tile from k0 on that a row does not see.
 INLINE void hide(float s[GROUP_ROWS][GROUP_KEYS], const struct cla_fwd_args *a,
-                        const struct place *at, __global const uchar *mask, int k0, uint item)
+                 const struct place *at, __global const uchar *mask, int k0, uint item)
 {
 #pragma unroll
     for (uint n = 0; n < GROUP_ROWS; ++n) {
@@ -307,8 +320,8 @@ INLINE void add_to4(float4 *sum, float4 *excess, float f, float4 x)
 
 // Scores to weights in p_tile; m and l take the tile in. f is the factor of the sums before it.
 // `hidden` is written for a hidden pair: 0, or in a careful pass -1, which no weight is.
-INLINE void absorb(__local float4 *p_tile, __local const float *part, struct sums *sum,
-                          float *f, float s[GROUP_ROWS][GROUP_KEYS], float hidden, uint item)
+INLINE void absorb(__local float4 *p_tile, __local const float *part, struct sums *sum, float *f,
+                   float s[GROUP_ROWS][GROUP_KEYS], float hidden, uint item)
 {
 #pragma unroll
     for (uint a = 0; a < GROUP_ROWS; ++a) {
@@ -357,9 +370,8 @@ INLINE void add_values(struct sums *sum, uint to, const float *f,
 }
 
 // o = o * f + P * V for the chunk in local memory.
-INLINE void accumulate(struct sums *sum, int chunk, const float *f,
-                              __local const float4 *p_tile, __local const float4 *kv_tile,
-                              uint item)
+INLINE void accumulate(struct sums *sum, int chunk, const float *f, __local const float4 *p_tile,
+                       __local const float4 *kv_tile, uint item)
 {
 #pragma unroll
     for (uint first = 0; first < GROUP_VALUES; first += VALUES_AT_ONCE) {
@@ -392,8 +404,8 @@ INLINE void accumulate(struct sums *sum, int chunk, const float *f,
 // The same in a careful pass, which leaves hidden pairs out: their weight is -1. Rare, so it is
 // written for size.
 INLINE void accumulate_careful(struct sums *sum, int chunk, const float *f,
-                                      __local const float4 *p_tile, __local const float4 *kv_tile,
-                                      uint item)
+                               __local const float4 *p_tile, __local const float4 *kv_tile,
+                               uint item)
 {
     __local const float *p_row = (__local const float *)p_tile;
 #pragma unroll
@@ -422,7 +434,9 @@ INLINE bool all_finite(const struct sums *sum)
     int infinite = 0;
 #pragma unroll
     for (uint a = 0; a < GROUP_ROWS; ++a) {
+#if CHUNKS_V <= UNROLLED_CHUNKS
 #pragma unroll
+#endif
         for (uint n = 0; n < CHUNKS_V * GROUP_VALUES; ++n)
             infinite |= any((as_int4(sum->o[a][n]) & 0x7f800000) == 0x7f800000);
     }
@@ -444,15 +458,16 @@ INLINE void store_o4(__global o_elem *mem, long at, int d, float4 x, bool aligne
         STORE_O(mem, at + d + 3, x.w);
 }
 
-INLINE void store_row(const struct sums *sum, const struct cla_fwd_args *a,
-                             const struct place *at, __global o_elem *o, __global float *lse,
-                             uint n, float l, uint item)
+INLINE void store_row(const struct sums *sum, const struct cla_fwd_args *a, const struct place *at,
+                      __global o_elem *o, __global float *lse, uint n, float l, uint item)
 {
     uint r = GROUP_ROW(item, n);
     int head = place_head(at, a, r);
     int query = place_query(at, a, r);
     long row = tensor_at(&a->o, at->b, head, query);
+#if CHUNKS_V <= UNROLLED_CHUNKS
 #pragma unroll
+#endif
     for (int chunk = 0; chunk < CHUNKS_V; ++chunk) {
 #pragma unroll
         for (uint c = 0; c < GROUP_VALUES; ++c) {
@@ -513,7 +528,9 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
 #if LONG_ROWS
             sum.l_excess[n] = 0.0f;
 #endif
+#if CHUNKS_V <= UNROLLED_CHUNKS
 #pragma unroll
+#endif
             for (uint c = 0; c < CHUNKS_V * GROUP_VALUES; ++c) {
                 sum.o[n][c] = (float4)(0.0f);
 #if LONG_ROWS
@@ -549,7 +566,7 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
             put_maxima(part, s, item);
             barrier(CLK_LOCAL_MEM_FENCE);
             absorb(p_tile, part, &sum, f, s, careful ? -1.0f : 0.0f, item);
-#if CHUNKS_V > 1
+#if CHUNKS_V > 1 && CHUNKS_V <= UNROLLED_CHUNKS
 #pragma unroll
 #endif
             for (int chunk = 0; chunk < CHUNKS_V; ++chunk) {

@@ -17,10 +17,10 @@
 //   global id 0: query tile, last first (the heavy ones of a causal problem); 1: key head; 2: batch
 //   local memory: none. Private: q, o, o_hi of DIM * TILE_Q floats each, p of TILE_K * TILE_Q.
 //
-// Literals: DIM_QK, DIM_V, DTYPE_Q, DTYPE_KV, DTYPE_O, MASK_KIND; W = 4, 8 or 16; QV; TILE_K; RK and
-// RD. RK * QV and RD * QV accumulators should fit the registers with QV + 1 to spare. Any value
-// works for any dimension and length, remainders have code of their own.
-// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
+// Literals: DIM_QK, DIM_V, DTYPE_Q, DTYPE_KV, DTYPE_O, MASK_KIND; W = 4, 8 or 16; QV; TILE_K; RK
+// and RD. RK * QV and RD * QV accumulators should fit the registers with QV + 1 to spare. Any value
+// works for any dimension and length, remainders have code of their own. Slots: CLA_SLOT_*; MASK
+// only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
 //
 // Numerics: see online.clh for scores. Sums have three levels, so that a million keys lose nothing:
 // a tile, FLUSH_TILES tiles, the rest. P*V takes hidden keys with weight 0, which only a non-finite
@@ -74,13 +74,12 @@
 #else
 #define PREFETCH(p)
 #endif
-#define LINE (64 / (int)sizeof(kv_elem))
+#define LINE 16 // channels asked for together: 64 bytes of floats
 
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 #define LANES_LOAD PASTE(vload, W)
 #define LANES_STORE PASTE(vstore, W)
-#define LANES_BYTES PASTE(uchar, W)
 #define BYTES_TO_ROWI PASTE(convert_int, W)
 
 // The rows of a tile. Lanes behind the last row repeat it, and are not written.
@@ -112,24 +111,21 @@ static inline void find_rows(struct tile_rows *t, const struct cla_fwd_args *a, 
     }
 }
 
-// W vectors of W lanes, transposed in log2(W) perfect shuffles.
-static inline void transpose(ROWF *t)
-{
-#pragma unroll
-    for (int stage = 1; stage < W; stage *= 2) {
-        ROWF s[W];
-#pragma unroll
-        for (int i = 0; i < W / 2; ++i) {
-            s[2 * i].even = t[i].lo;
-            s[2 * i].odd = t[i + W / 2].lo;
-            s[2 * i + 1].even = t[i].hi;
-            s[2 * i + 1].odd = t[i + W / 2].hi;
-        }
-#pragma unroll
-        for (int i = 0; i < W; ++i)
-            t[i] = s[i];
+// Transposes W vectors t[row] of type `vec` in log2(W) perfect shuffles. Lane n of vector m becomes
+// lane m of vector n where vectors have W lanes; longer ones hold several rows of the result.
+#define TRANSPOSE(vec, t)                                                                          \
+    _Pragma("unroll") for (int stage = 1; stage < W; stage *= 2)                                   \
+    {                                                                                              \
+        vec shuffled[W];                                                                           \
+        _Pragma("unroll") for (int n = 0; n < W / 2; ++n)                                          \
+        {                                                                                          \
+            shuffled[2 * n].even = t[n].lo;                                                        \
+            shuffled[2 * n].odd = t[n + W / 2].lo;                                                 \
+            shuffled[2 * n + 1].even = t[n].hi;                                                    \
+            shuffled[2 * n + 1].odd = t[n + W / 2].hi;                                             \
+        }                                                                                          \
+        _Pragma("unroll") for (int n = 0; n < W; ++n) t[n] = shuffled[n];                          \
     }
-}
 
 // q[channel][vector] = scale * Q. The last W channels may overlap those before.
 static inline void load_queries(ROWF *q, const struct cla_fwd_args *a, const struct tile_rows *rows,
@@ -146,7 +142,7 @@ static inline void load_queries(ROWF *q, const struct cla_fwd_args *a, const str
 #pragma unroll
             for (int n = 0; n < W; ++n)
                 t[n] = LANES_LOAD(0, mem + at[n] + from);
-            transpose(t);
+            TRANSPOSE(ROWF, t)
 #pragma unroll
             for (int n = 0; n < W; ++n)
                 q[(from + n) * QV + v] = SCALE_QUERY(a, t[n]);
@@ -216,7 +212,9 @@ static inline void score(ROWF *p, const ROWF *q, const struct key_tile *t)
             }
             add_scores(x, q, row, d, LINE);
         }
+#if DIM_QK % LINE != 0
         add_scores(x, q, row, d, DIM_QK % LINE);
+#endif
 #pragma unroll
         for (int r = 0; r < RK; ++r) {
 #pragma unroll
@@ -404,7 +402,7 @@ static inline void store_output(const struct sums *s, const struct cla_fwd_args 
 #pragma unroll
             for (int n = 0; n < W; ++n)
                 t[n] = row_output(s->o[(from + n) * QV + v], s->l[v]);
-            transpose(t);
+            TRANSPOSE(ROWF, t)
 #pragma unroll
             for (int n = 0; n < W; ++n)
                 if (n < real)
@@ -434,12 +432,13 @@ static inline void store_lse(const struct sums *s, const struct cla_fwd_args *a,
 }
 
 #if MASK_KIND == CLA_MASK_GENERAL
-// Bytes of the boolean mask for a tile of keys, and what they say together.
+// The boolean mask of a tile of keys: byte[vector][key][lane], or byte[key] where all rows share one
+// row of the mask. `most` is 0 where no row sees a key, `least` is not 0 where all rows see all.
 struct mask_tile {
-    long at[TILE_Q]; // of key 0 of each row
-    bool shared;     // one mask row serves all rows
-    bool any;        // a row sees a key
-    bool all;        // every row sees every key
+    long at[TILE_Q]; // mask byte of key 0 of each row
+    bool shared;
+    uchar16 most;
+    uchar16 least;
     uchar byte[TILE_K * TILE_Q];
 };
 
@@ -447,42 +446,78 @@ static inline void find_mask(struct mask_tile *t, const struct cla_fwd_args *a,
                              const struct tile_rows *rows, int b)
 {
     t->shared = a->mask.stride_h == 0 && a->mask.stride_q == 0;
-    t->any = true;
-    t->all = true;
     for (int n = 0; n < TILE_Q; ++n)
         t->at[n] = mask_at(a, b, rows->head[n], rows->query[n]);
+}
+
+// n bytes of one row, one by one, to every step-th byte.
+static inline void load_mask_row(struct mask_tile *t, __global const uchar *mem, long stride, int n,
+                                 uchar *to, int step)
+{
+    uchar most = 0;
+    uchar least = 255;
+    for (int c = 0; c < n; ++c) {
+        uchar byte = mem[c * stride];
+        to[c * step] = byte;
+        most = max(most, byte);
+        least = min(least, byte);
+    }
+    t->most = max(t->most, (uchar16)(most));
+    t->least = min(t->least, (uchar16)(least));
+}
+
+// The bytes of W neighbouring rows, 16 keys at a time. The last 16 may overlap those before.
+static inline void load_mask_rows(struct mask_tile *t, __global const uchar *mem, const long *at,
+                                  int n, uchar *to)
+{
+    for (int c = 0; c < n; c += 16) {
+        int from = min(c, n - 16);
+        uchar16 bytes[W];
+#pragma unroll
+        for (int lane = 0; lane < W; ++lane) {
+            bytes[lane] = vload16(0, mem + at[lane] + from);
+            t->most = max(t->most, bytes[lane]);
+            t->least = min(t->least, bytes[lane]);
+        }
+        TRANSPOSE(uchar16, bytes)
+#pragma unroll
+        for (int part = 0; part < W; ++part)
+            vstore16(bytes[part], part, to + from * W);
+    }
 }
 
 static inline void load_mask(struct mask_tile *t, const struct cla_fwd_args *a,
                              __global const uchar *mem, int j, int n)
 {
-    long stride = a->mask.stride_k;
-    for (int row = 0; row < (t->shared ? 1 : TILE_Q); ++row) {
-        long at = t->at[row] + j * stride;
-        for (int c = 0; c < n; ++c)
-            t->byte[c * TILE_Q + row] = mem[at + c * stride];
-    }
-    LANES_BYTES least = (LANES_BYTES)(255);
-    LANES_BYTES most = (LANES_BYTES)(0);
-    for (int c = 0; c < n; ++c) {
-        for (int v = 0; v < QV; ++v) {
-            uchar *at = t->byte + c * TILE_Q + v * W;
-            if (t->shared)
-                LANES_STORE((LANES_BYTES)(t->byte[c * TILE_Q]), 0, at);
-            least = min(least, LANES_LOAD(0, at));
-            most = max(most, LANES_LOAD(0, at));
+    const long stride = a->mask.stride_k;
+    mem += j * stride;
+    t->most = (uchar16)(0);
+    t->least = (uchar16)(255);
+    if (t->shared) {
+        load_mask_row(t, mem + t->at[0], stride, n, t->byte, 1);
+    } else if (stride == 1 && n >= 16) {
+        for (int v = 0; v < QV; ++v)
+            load_mask_rows(t, mem, t->at + v * W, n, t->byte + v * W * TILE_K);
+    } else {
+        for (int row = 0; row < TILE_Q; ++row) {
+            uchar *to = t->byte + row / W * W * TILE_K + row % W;
+            load_mask_row(t, mem + t->at[row], stride, n, to, W);
         }
     }
-    t->any = any(BYTES_TO_ROWI(most) != 0);
-    t->all = all(BYTES_TO_ROWI(least) != 0);
 }
 
 static inline void hide_masked(ROWF *p, const struct mask_tile *t, int n)
 {
-    for (int c = 0; c < n; ++c) {
+    if (t->shared) {
+        for (int c = 0; c < n * QV; ++c)
+            p[c] = t->byte[c / QV] ? p[c] : (ROWF)(-INFINITY);
+    } else {
         for (int v = 0; v < QV; ++v) {
-            ROWI byte = BYTES_TO_ROWI(LANES_LOAD(0, t->byte + c * TILE_Q + v * W));
-            p[c * QV + v] = HIDE_UNLESS(byte != 0, p[c * QV + v]);
+            const uchar *byte = t->byte + v * W * TILE_K;
+            for (int c = 0; c < n; ++c) {
+                ROWI seen = BYTES_TO_ROWI(LANES_LOAD(c, byte)) != 0;
+                p[c * QV + v] = HIDE_UNLESS(seen, p[c * QV + v]);
+            }
         }
     }
 }
@@ -536,16 +571,17 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
             ROWF p[PADDED_K * QV];
             ROWF f[QV];
 #if MASK_KIND == CLA_MASK_GENERAL
-            if (a.flags & CLA_FWD_HAS_MASK)
+            const bool masked = (a.flags & CLA_FWD_HAS_MASK) != 0;
+            if (masked)
                 load_mask(&mask, &a, mask_mem, j, n);
-            if (!mask.any)
+            if (masked && !any(mask.most != (uchar16)(0)))
                 continue;
 #endif
             score(p, q, &t);
             if (!window_full(&a, i_first, i_last, j, j + n))
                 hide_window(p, &a, &rows, j, n);
 #if MASK_KIND == CLA_MASK_GENERAL
-            if (!mask.all)
+            if (masked && !all(mask.least != (uchar16)(0)))
                 hide_masked(p, &mask, n);
 #endif
             if (careful) {

@@ -3,16 +3,17 @@
 // the unit test that counts bank conflicts, so C11 and OpenCL C 1.2.
 //
 // The including file defines TILE_Q, TILE_K, ITEMS_Q, ITEMS_K and CHUNK_D: literals in the kernel,
-// variables in the test. Indices are in quads (float4), those of `part` in floats where they say so.
+// variables in the test. Indices are in quads (float4), those of `part` in floats where they say
+// so.
 //
 // Items are numbered along the keys first: item = row * ITEMS_K + column. Item (row, column) has
 //   the rows         row + a * ITEMS_Q             of Q, S, P and O,   a < GROUP_ROWS
 //   the K positions  column + c * ITEMS_K          of S,               c < GROUP_KEYS
 //   the P quads      column + n * ITEMS_K          it writes,          n < GROUP_KEYS / 4
 //   the V quads      column + n * ITEMS_K          of a chunk of O,    n < GROUP_VALUES
-// so that neighbouring items read neighbouring rows of K and quads of V, and the same row of Q and P.
-// The scores of 4 positions become one quad of P, so K lies in local memory in that order: the key
-// of a position is GROUP_KEY_AT. V lies in the order of the keys.
+// so that neighbouring items read neighbouring rows of K and quads of V, and the same row of Q and
+// P. The scores of 4 positions become one quad of P, so K lies in local memory in that order: the
+// key of a position is GROUP_KEY_AT. V lies in the order of the keys.
 #ifndef CLA_GROUP_INDEX_H
 #define CLA_GROUP_INDEX_H
 

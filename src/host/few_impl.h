@@ -9,6 +9,7 @@
 
 #define FEW_MAX 8
 #define FEW_GROUP 4
+#define FEW_GROUPS (FEW_MAX / FEW_GROUP)
 #define FEW_SUMS (W > 8 ? W : 8) // accumulators of a score block
 #define FEW_KEYS 64              // keys in a tile
 
@@ -33,7 +34,7 @@ static size_t few_floats(const struct cla_problem *p)
 {
     const size_t vecs_qk = ((size_t)p->dim_qk + W - 1) / W;
     const size_t vecs_v = ((size_t)p->dim_v + W - 1) / W;
-    return FEW_GROUP * (W * (vecs_qk + 2 * vecs_v) + FEW_KEYS) + FEW_SUMS;
+    return FEW_GROUPS * FEW_GROUP * (W * (vecs_qk + 2 * vecs_v) + FEW_KEYS);
 }
 
 static int64_t few_row(const struct few *t, int32_t r, int32_t *head)
@@ -113,7 +114,7 @@ VEC_INLINE void few_scores(const struct few *t, int32_t key, int32_t keys, const
         for (int i = 0; i < block; i++) {
             const int32_t at = j + i < keys ? j + i : keys - 1;
             row[i] = k + at * t->k_stride;
-            for (int32_t d = 0; d < t->dim_v; d += 16)
+            for (int32_t d = 0; t->first == 0 && d < t->dim_v; d += 16)
                 __builtin_prefetch(v + at * t->v_stride + d);
         }
         VEC_UNROLL
@@ -366,7 +367,8 @@ static void few_step(struct few *t, int32_t key, int32_t keys)
         few_scores_1(t, key, keys);
     few_finish_scores(t, key, keys);
     few_weights(t, keys, alpha);
-    few_prefetch_keys(t, key, keys);
+    if (t->first == 0)
+        few_prefetch_keys(t, key, keys);
     if (t->careful)
         few_pv_careful(t, key, keys, alpha);
     else if (t->n == 4)
@@ -377,7 +379,7 @@ static void few_step(struct few *t, int32_t key, int32_t keys)
         few_pv_1(t, key, keys, alpha);
 }
 
-static bool few_sweep(struct few *t)
+static void few_clear(struct few *t)
 {
     for (int32_t r = 0; r < FEW_GROUP; r++) {
         t->m[r] = t->m_hi[r] = -INFINITY;
@@ -387,23 +389,34 @@ static bool few_sweep(struct few *t)
     memset(t->o, 0, bytes);
     if (t->job->key1 - t->job->key0 >= FLUSH_KEYS)
         memset(t->o_hi, 0, bytes);
+}
+
+// One pass over the keys of the job for `count` groups, which find a tile in the cache one after
+// the other. Returns whether the second level was used.
+static bool few_sweep(struct few *groups, int32_t count)
+{
+    for (int32_t g = 0; g < count; g++)
+        few_clear(&groups[g]);
+    const struct cla_host_job *job = groups->job;
     bool flushed = false;
     int32_t since = 0;
-    for (int32_t key = t->job->key0; key < t->job->key1; key += FEW_KEYS) {
-        const int32_t left = t->job->key1 - key;
+    for (int32_t key = job->key0; key < job->key1; key += FEW_KEYS) {
+        const int32_t left = job->key1 - key;
         const int32_t keys = left < FEW_KEYS ? left : FEW_KEYS;
-        few_step(t, key, keys);
+        for (int32_t g = 0; g < count; g++)
+            few_step(&groups[g], key, keys);
         since += keys;
         if (since >= FLUSH_KEYS) {
-            few_flush(t);
+            for (int32_t g = 0; g < count; g++)
+                few_flush(&groups[g]);
             since = 0;
             flushed = true;
         }
         if (left <= FEW_KEYS)
             break; // key + FEW_KEYS might overflow
     }
-    if (flushed)
-        few_flush(t);
+    for (int32_t g = 0; flushed && g < count; g++)
+        few_flush(&groups[g]);
     return flushed;
 }
 
@@ -450,40 +463,48 @@ static bool few_store_row(const struct few *t, int32_t r, const vf *o, float l)
     return true;
 }
 
-static void few_run_group(struct few *t)
+// Returns false if a row is to be mended by a careful pass.
+static bool few_store(const struct few *t, bool flushed)
 {
-    few_load_q(t);
-    for (t->careful = false;; t->careful = true) {
-        const bool flushed = few_sweep(t);
-        const float *l = flushed ? t->l_hi : t->l;
-        int32_t r = 0;
-        while (r < t->rows && few_store_row(t, r, flushed ? t->o_hi : t->o, l[r]))
-            r++;
-        if (r == t->rows)
-            return;
-    }
+    const float *l = flushed ? t->l_hi : t->l;
+    for (int32_t r = 0; r < t->rows; r++)
+        if (!few_store_row(t, r, flushed ? t->o_hi : t->o, l[r]))
+            return false;
+    return true;
 }
 
 static void run_few(const struct cla_host_fwd *f, const struct cla_host_job *job, float *scratch)
 {
     const struct cla_problem *p = f->p;
     const struct cla_call *call = f->call;
-    struct few t = {.f = f, .job = job, .dim_qk = p->dim_qk, .dim_v = p->dim_v};
-    t.k = (const float *)f->mem->k + job->b * call->k.stride[0] + job->g * call->k.stride[1];
-    t.v = (const float *)f->mem->v + job->b * call->v.stride[0] + job->g * call->v.stride[1];
-    t.k_stride = call->k.stride[2];
-    t.v_stride = call->v.stride[2];
-    t.vecs_qk = (p->dim_qk + W - 1) / W;
-    t.vecs_v = (p->dim_v + W - 1) / W;
-    t.q = (vf *)(void *)scratch;
-    t.o = t.q + FEW_GROUP * t.vecs_qk;
-    t.o_hi = t.o + FEW_GROUP * t.vecs_v;
-    t.s = (float *)(t.o_hi + FEW_GROUP * t.vecs_v);
-    t.weight_scale = ldexpf(1.0f, -ilogbf((float)(job->key1 - job->key0) + 1.0f) - 1);
-    for (; t.first < job->rows; t.first += FEW_GROUP) {
-        const int32_t left = job->rows - t.first;
-        t.rows = left < FEW_GROUP ? left : FEW_GROUP;
-        t.n = t.rows == 3 ? 4 : t.rows;
-        few_run_group(&t);
+    struct few groups[FEW_GROUPS];
+    int32_t count = 0;
+    vf *free_vecs = (vf *)(void *)scratch;
+    for (int32_t first = 0; first < job->rows; first += FEW_GROUP) {
+        struct few *t = &groups[count++];
+        *t = (struct few){.f = f, .job = job, .dim_qk = p->dim_qk, .dim_v = p->dim_v};
+        t->k = (const float *)f->mem->k + job->b * call->k.stride[0] + job->g * call->k.stride[1];
+        t->v = (const float *)f->mem->v + job->b * call->v.stride[0] + job->g * call->v.stride[1];
+        t->k_stride = call->k.stride[2];
+        t->v_stride = call->v.stride[2];
+        t->vecs_qk = (p->dim_qk + W - 1) / W;
+        t->vecs_v = (p->dim_v + W - 1) / W;
+        t->first = first;
+        t->rows = job->rows - first < FEW_GROUP ? job->rows - first : FEW_GROUP;
+        t->n = t->rows == 3 ? 4 : t->rows;
+        t->weight_scale = weight_scale(job);
+        t->q = free_vecs;
+        t->o = t->q + FEW_GROUP * t->vecs_qk;
+        t->o_hi = t->o + FEW_GROUP * t->vecs_v;
+        t->s = (float *)(t->o_hi + FEW_GROUP * t->vecs_v);
+        free_vecs = (vf *)(void *)(t->s + FEW_GROUP * FEW_KEYS);
+        few_load_q(t);
+    }
+    const bool flushed = few_sweep(groups, count);
+    for (int32_t g = 0; g < count; g++) {
+        if (few_store(&groups[g], flushed))
+            continue;
+        groups[g].careful = true;
+        few_store(&groups[g], few_sweep(&groups[g], 1));
     }
 }

@@ -32,22 +32,17 @@ struct tile {
     vf *q, *o, *o_hi, *s; // [dim_qk][QV], [dim_v][QV] twice, [tile_k][QV]
     vi *vis;              // [tile_k][QV], -1 = the boolean mask shows the pair
     vf m[QV], l[QV], m_hi[QV], l_hi[QV];
-    vi lo[QV], hi[QV]; // window of each lane
-    int32_t all_lo, all_hi; // keys that the windows of all rows share
+    int32_t query[TQ], head[TQ]; // of each lane; lanes without a row repeat the last one
+    vi lo[QV], hi[QV];           // window of each lane, where some key of the job needs it
+    int32_t all_lo, all_hi;      // keys that the windows of all rows share
 };
 
 static int32_t tile_keys(const struct cla_problem *p)
 {
     // K or V of a tile should take at most half of a 32 KiB first-level cache.
     const int32_t dim = p->dim_v > p->dim_qk ? p->dim_v : p->dim_qk;
-#ifndef TFL
-#define TFL 4096
-#endif
-#ifndef TMIN
-#define TMIN 32
-#endif
-    int32_t keys = TFL / dim;
-    keys = keys < TMIN ? TMIN : keys > TILE_K ? TILE_K : keys;
+    int32_t keys = 4096 / dim;
+    keys = keys < 32 ? 32 : keys > TILE_K ? TILE_K : keys;
     return keys / RK * RK;
 }
 
@@ -59,17 +54,29 @@ static size_t tile_floats(const struct cla_problem *p)
     return (rows_q + rows_o + rows_s) * TQ + CHUNK * W;
 }
 
-// Row `lane` of the job, or its last one where the tile is not full.
-static int64_t tile_row(const struct cla_host_job *job, int32_t lane, int32_t group, int32_t *head)
+// A power of 2 that makes a sum of as many values as there are keys no larger than the largest.
+static float weight_scale(const struct cla_host_job *job)
 {
-    const int64_t r = job->row0 + (lane < job->rows ? lane : job->rows - 1);
-    *head = job->g * group + (int32_t)(r % group);
-    return r / group;
+    return ldexpf(1.0f, -ilogbf((float)(job->key1 - job->key0) + 1.0f) - 1);
+}
+
+static void tile_find_rows(struct tile *t)
+{
+    const int32_t group = t->f->p->group;
+    int32_t query = (int32_t)(t->job->row0 / group);
+    int32_t member = (int32_t)(t->job->row0 % group);
+    for (int32_t lane = 0; lane < TQ; lane++) {
+        t->query[lane] = query;
+        t->head[lane] = t->job->g * group + member;
+        if (lane + 1 < t->job->rows && ++member == group) {
+            member = 0;
+            query++;
+        }
+    }
 }
 
 static void tile_load_q(struct tile *t)
 {
-    const struct cla_problem *p = t->f->p;
     const int64_t *stride = t->f->call->q.stride;
     const float *base = (const float *)t->f->mem->q + t->job->b * stride[0];
     // Folding a factor above 1 into Q could overflow where the scaled score does not.
@@ -79,11 +86,8 @@ static void tile_load_q(struct tile *t)
     t->post_scale = fold ? 1.0f : scale;
     for (int32_t v = 0; v < QV; v++) {
         const float *row[W];
-        for (int32_t i = 0; i < W; i++) {
-            int32_t head;
-            const int64_t query = tile_row(t->job, v * W + i, p->group, &head);
-            row[i] = base + head * stride[1] + query * stride[2];
-        }
+        for (int32_t i = 0; i < W; i++)
+            row[i] = base + t->head[v * W + i] * stride[1] + t->query[v * W + i] * stride[2];
         int32_t d = 0;
         for (; d + W <= t->dim_qk; d += W) {
             vf block[W];
@@ -107,15 +111,16 @@ static void tile_load_q(struct tile *t)
 static void tile_load_windows(struct tile *t)
 {
     const struct cla_call *call = t->f->call;
-    t->all_lo = 0;
-    t->all_hi = call->len_kv - 1;
+    int32_t unused;
+    cla_host_window(call, t->query[0], &unused, &t->all_hi);
+    cla_host_window(call, t->query[TQ - 1], &t->all_lo, &unused);
+    if (t->job->key0 >= t->all_lo && t->job->key1 - 1 <= t->all_hi)
+        return;
     for (int32_t lane = 0; lane < TQ; lane++) {
-        int32_t head, lo, hi;
-        cla_host_window(call, tile_row(t->job, lane, t->f->p->group, &head), &lo, &hi);
+        int32_t lo, hi;
+        cla_host_window(call, t->query[lane], &lo, &hi);
         t->lo[lane / W][lane % W] = lo;
         t->hi[lane / W][lane % W] = hi;
-        t->all_lo = lo > t->all_lo ? lo : t->all_lo;
-        t->all_hi = hi < t->all_hi ? hi : t->all_hi;
     }
 }
 
@@ -234,9 +239,7 @@ static bool tile_load_mask(struct tile *t, int32_t key, int32_t n, bool *all)
     const bool shared = stride[2] == 0 && (stride[1] == 0 || p->group == 1);
     const int32_t lanes = shared ? 1 : TQ;
     for (int32_t lane = 0; lane < lanes; lane++) {
-        int32_t head;
-        const int64_t query = tile_row(t->job, lane, p->group, &head);
-        const uint8_t *row = base + head * stride[1] + query * stride[2];
+        const uint8_t *row = base + t->head[lane] * stride[1] + t->query[lane] * stride[2];
         for (int32_t j = 0; j < n; j++) {
             const int32_t bits = -(int32_t)(row[j * stride[3]] != 0);
             vis[j * TQ + lane] = bits;
@@ -512,6 +515,25 @@ static bool tile_sweep(struct tile *t)
     return flushed;
 }
 
+static float *tile_o_row(const struct tile *t, int32_t lane)
+{
+    if (t->job->part)
+        return t->job->part + 2 * t->job->rows + (int64_t)lane * t->dim_v;
+    const int64_t *stride = t->f->call->o.stride;
+    return (float *)t->f->mem->o + t->job->b * stride[0] + t->head[lane] * stride[1] +
+           t->query[lane] * stride[2];
+}
+
+// Fetches the rows of O for writing while there is still something to compute.
+static void tile_prefetch_o(const struct tile *t)
+{
+    for (int32_t lane = 0; lane < t->job->rows; lane++) {
+        const float *row = tile_o_row(t, lane);
+        for (int32_t d = 0; d < t->dim_v; d += 16)
+            __builtin_prefetch(row + d, 1);
+    }
+}
+
 // O / l in place. Returns whether all rows of the job are finite.
 static bool tile_normalise(struct tile *t, vf *o, const vf l[QV])
 {
@@ -546,22 +568,11 @@ static void tile_store_lse(const struct tile *t, const vf l[QV])
             t->job->part[lane] = row_m;
             t->job->part[t->job->rows + lane] = row_l;
         } else if (p->lse && t->f->mem->lse) {
-            int32_t head;
-            const int64_t i = tile_row(t->job, lane, p->group, &head);
-            const int64_t at = ((int64_t)t->job->b * p->heads_q + head) * t->f->call->len_q + i;
-            t->f->mem->lse[at] = row_l == 0.0f ? -INFINITY : row_m + logf(row_l);
+            const int64_t head = (int64_t)t->job->b * p->heads_q + t->head[lane];
+            t->f->mem->lse[head * t->f->call->len_q + t->query[lane]] =
+                row_l == 0.0f ? -INFINITY : row_m + logf(row_l);
         }
     }
-}
-
-static float *tile_o_row(const struct tile *t, int32_t lane)
-{
-    if (t->job->part)
-        return t->job->part + 2 * t->job->rows + (int64_t)lane * t->dim_v;
-    const int64_t *stride = t->f->call->o.stride;
-    int32_t head;
-    const int64_t i = tile_row(t->job, lane, t->f->p->group, &head);
-    return (float *)t->f->mem->o + t->job->b * stride[0] + head * stride[1] + i * stride[2];
 }
 
 static void tile_store_o(const struct tile *t, const vf *o)
@@ -602,14 +613,16 @@ static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *jo
     t.o_hi = t.o + (size_t)p->dim_v * QV;
     t.s = t.o_hi + (size_t)p->dim_v * QV;
     t.vis = p->mask ? (vi *)(void *)(t.s + TILE_K * QV + CHUNK) : NULL;
-    t.weight_scale = ldexpf(1.0f, -ilogbf((float)(job->key1 - job->key0) + 1.0f) - 1);
+    t.weight_scale = weight_scale(job);
 
+    tile_find_rows(&t);
     tile_load_q(&t);
     tile_load_windows(&t);
     vf *o;
     vf *l;
     for (;;) {
         const bool flushed = tile_sweep(&t);
+        tile_prefetch_o(&t);
         o = flushed ? t.o_hi : t.o;
         l = flushed ? t.l_hi : t.l;
         if (tile_normalise(&t, o, l) || t.careful)

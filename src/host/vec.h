@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One vector of CLA_HOST_W floats as a C value, by the vector extensions of gcc and clang. What they
-// lack or compile badly is an intrinsic where the instruction set has one.
+// One vector of CLA_HOST_W floats as a C value, by the vector extensions of gcc and clang. What
+// they lack or compile badly is an intrinsic where the instruction set has one.
 //
 // Every function here is file-local on purpose: the file is compiled once per instruction set, and
 // a shared definition could be linked from the wrong one.

@@ -51,7 +51,8 @@ static const void *input(int n)
     return from[n];
 }
 
-// A buffer whose bytes are all the pattern of what was never written.
+// A buffer whose bytes are all the pattern of what was never written. It is written by a command:
+// Intel's CPU runtime takes CL_MEM_COPY_HOST_PTR late, and over what another queue has written.
 static cl_mem blank_buffer(cl_mem_flags flags, size_t bytes)
 {
     const size_t all = (bytes + 3) / 4 * 4 + 2 * GUARD_BYTES;
@@ -59,8 +60,9 @@ static cl_mem blank_buffer(cl_mem_flags flags, size_t bytes)
     assert_non_null(pattern);
     fill_unwritten(pattern, all / 4);
     cl_int code;
-    cl_mem mem = clCreateBuffer(app.context, flags | CL_MEM_COPY_HOST_PTR, all, pattern, &code);
+    cl_mem mem = clCreateBuffer(app.context, flags, all, NULL, &code);
     CL_OK(code);
+    CL_OK(clEnqueueWriteBuffer(app.other, mem, CL_TRUE, 0, all, pattern, 0, NULL, NULL));
     free(pattern);
     return mem;
 }
