@@ -163,8 +163,13 @@ static const struct vector_tile vector_ladder[] = {
 enum { VECTOR_LADDER = sizeof vector_ladder / sizeof vector_ladder[0] };
 
 static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
-                       struct cla_tile *out, int max)
+                       struct cla_tile *out, int max, struct cla_notes *refusals)
 {
+    if (caps->quirks & CLA_QUIRK_SCALARIZES) {
+        cla_note(refusals, "fused, vector shape: the driver's compiler takes vectors apart and "
+                           "needs minutes and gigabytes for this kernel");
+        return 0;
+    }
     const int32_t native = caps->native_width_f32;
     const int32_t width = native >= 16 ? 16 : native >= 8 ? 8 : 4;
     const int64_t rows = (int64_t)p->max_len_q * p->group;
@@ -194,6 +199,6 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
 int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int32_t kernel,
                   struct cla_tile *out, int max, struct cla_notes *refusals)
 {
-    return kernel == CLATTN_KERNEL_VECTOR ? rank_vector(p, caps, out, max)
+    return kernel == CLATTN_KERNEL_VECTOR ? rank_vector(p, caps, out, max, refusals)
                                           : rank_group(p, caps, out, max, refusals);
 }

@@ -495,8 +495,8 @@ static void print_text(const json_t *report, const char *selector, int working)
            working ? "" : "; the built-in CPU path remains");
     print_list(messages_of, devices ? "  ! " : "  looked for: ");
     if (devices == 0 && json_array_size(messages_of) == 0)
-        printf("  looked for: the OpenCL loader is there, but it knows no device; a driver registers "
-               "itself in the loader's folder of vendors\n");
+        printf("  looked for: the OpenCL loader is there, but it knows no device; drivers register "
+               "in the loader's folder of vendors\n");
 }
 
 int main(int argc, char **argv)

@@ -193,10 +193,14 @@ static void fill_memory(const struct query *q, struct cla_caps *caps)
 
 // Measured: rusticl (Mesa 22.3, llvmpipe) answers a work-group limit of 32 for kernels that run
 // with 256 and twice the local memory they use; PoCL 3.1 answers 4096 work-items for every kernel,
-// which is the device's limit and excludes nothing that the device does not.
+// which is the device's limit and excludes nothing that the device does not. rusticl's NIR has no
+// vectors wide enough for rows, and llvmpipe's native width of 1 says that it has none either.
 static uint32_t quirks(const struct cla_caps *caps)
 {
-    return strcmp(caps->platform, "rusticl") == 0 ? CLA_QUIRK_KERNEL_QUERIES_LIE : 0;
+    if (strcmp(caps->platform, "rusticl") != 0)
+        return 0;
+    return CLA_QUIRK_KERNEL_QUERIES_LIE |
+           (caps->type_has_cpu_bit && caps->native_width_f32 < 4 ? CLA_QUIRK_SCALARIZES : 0);
 }
 
 static void fill_texts(const struct query *q, struct cla_caps *caps)

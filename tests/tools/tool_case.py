@@ -124,7 +124,7 @@ class Folder(unittest.TestCase):
         full = {**os.environ, **hidden, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") +
                 ":allocator_may_return_null=1", **(env or {})}
         done = subprocess.run([program, *args], cwd=self.dir, env=full, stdin=subprocess.DEVNULL,
-                              stdout=stdout, stderr=subprocess.PIPE, check=False, timeout=300,
+                              stdout=stdout, stderr=subprocess.PIPE, check=False, timeout=900,
                               text=True, **more)
         self.assertIn(done.returncode, (0, 1, 2, 3), done.stderr)
         # Some drivers write to stderr themselves, for instance when they compile a kernel.
