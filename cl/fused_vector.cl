@@ -14,13 +14,14 @@
 //   rows     | q[d][lane] |   rows   | p[j][lane], TILE_K at a time |   | o[d][lane] |  rows
 //            QK^T: blocks of RK keys x QV vectors     PV: blocks of RD channels x QV vectors
 //
-//   global id 0: query tile, last first (the heavy ones of a causal problem); 1: key head; 2: batch
+//   global size: num_tiles * heads_kv * batch, tile fastest, last first (causal: heavy ones), best
+//   in one dimension: a driver that cuts the range in two mixes heads, and K and V leave the caches
 //   local memory: none. Private: q, o, o_hi of DIM * TILE_Q floats each, p of TILE_K * TILE_Q.
 //
 // Literals: DIM_QK, DIM_V, DTYPE_Q, DTYPE_KV, DTYPE_O, MASK_KIND; W = 4, 8 or 16; QV; TILE_K; RK
 // and RD. RK * QV and RD * QV accumulators should fit the registers with QV + 1 to spare. Any value
-// works for any dimension and length, remainders have code of their own. Slots: CLA_SLOT_*; MASK
-// only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
+// works for any dimension and length. HAS_PREFETCH: __builtin_prefetch() compiles (not via SPIR-V).
+// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
 //
 // Numerics: see online.clh for scores. Sums have three levels, so that a million keys lose nothing:
 // a tile, FLUSH_TILES tiles, the rest. P*V takes hidden keys with weight 0, which only a non-finite
@@ -67,8 +68,7 @@
 // Steps of the two inner loops at a time: fewer instructions that are not multiply-adds.
 #define UNROLL 4
 
-// Asks for a cache line ahead of its use, where the device has a compiler for it: the built-in
-// prefetch() does nothing on CPU drivers, and this one does not survive SPIR-V.
+// Asks for a cache line ahead of its use. The built-in prefetch() does nothing on CPU drivers.
 #ifdef HAS_PREFETCH
 #define PREFETCH(p) __builtin_prefetch((const void *)(ulong)(p))
 #else
@@ -432,8 +432,8 @@ static inline void store_lse(const struct sums *s, const struct cla_fwd_args *a,
 }
 
 #if MASK_KIND == CLA_MASK_GENERAL
-// The boolean mask of a tile of keys: byte[vector][key][lane], or byte[key] where all rows share one
-// row of the mask. `most` is 0 where no row sees a key, `least` is not 0 where all rows see all.
+// The boolean mask of a tile of keys: byte[vector][key][lane], or byte[key] where all rows share
+// one row of the mask. `most` is 0 where no row sees a key, `least` is not 0 where all see all.
 struct mask_tile {
     long at[TILE_Q]; // mask byte of key 0 of each row
     bool shared;
@@ -523,6 +523,7 @@ static inline void hide_masked(ROWF *p, const struct mask_tile *t, int n)
 }
 #endif
 
+// The hint keeps compilers from widening the kernel over work-items as well.
 __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel void
 fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
              __global const kv_elem *k_mem, __global const kv_elem *v_mem, __global o_elem *o_mem,
@@ -556,18 +557,11 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
         struct sums s;
         clear(&total);
         clear(&s);
-        int tiles = 0;
-        int n;
+        int tiles = 0, n;
         for (int j = j_begin; j < j_end; j += n) {
             n = min(TILE_K, j_end - j);
-            const struct key_tile t = {
-                .k = k_mem + j * a.k.stride_s,
-                .v = v_mem + j * a.v.stride_s,
-                .k_stride = a.k.stride_s,
-                .v_stride = a.v.stride_s,
-                .keys = n,
-                .left = j_end - j,
-            };
+            const struct key_tile t = {k_mem + j * a.k.stride_s, v_mem + j * a.v.stride_s,
+                                       a.k.stride_s, a.v.stride_s, n, j_end - j};
             ROWF p[PADDED_K * QV];
             ROWF f[QV];
 #if MASK_KIND == CLA_MASK_GENERAL
@@ -584,16 +578,14 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
             if (masked && !all(mask.least != (uchar16)(0)))
                 hide_masked(p, &mask, n);
 #endif
-            if (careful) {
-                ROWI hidden[TILE_K * QV];
-                for (int c = 0; c < n * QV; ++c)
-                    hidden[c] = p[c] == (ROWF)(-INFINITY);
-                absorb(p, f, &s, n);
+            ROWI hidden[TILE_K * QV];
+            for (int c = 0; careful && c < n * QV; ++c)
+                hidden[c] = p[c] == (ROWF)(-INFINITY);
+            absorb(p, f, &s, n);
+            if (careful)
                 accumulate_visible(s.o, p, hidden, f, &t);
-            } else {
-                absorb(p, f, &s, n);
+            else
                 accumulate(s.o, p, f, &t);
-            }
             if (++tiles % FLUSH_TILES == 0)
                 flush(&total, &s);
         }
@@ -602,7 +594,6 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
             break;
         careful = true;
     }
-
     store_output(&total, &a, &rows, b, o_mem);
     if (a.flags & CLA_FWD_HAS_LSE)
         store_lse(&total, &a, &rows, b, lse_mem);

@@ -157,7 +157,7 @@ struct vector_tile {
 
 static const struct vector_tile vector_ladder[] = {
     {16, 2, 8, 8, 128}, {16, 1, 8, 8, 128},
-    {8, 2, 6, 4, 96},   {8, 1, 6, 4, 96},
+    {8, 3, 4, 4, 96},   {8, 2, 6, 4, 96}, {8, 1, 6, 4, 96},
     {4, 4, 2, 2, 64},   {4, 1, 4, 4, 64},
 };
 enum { VECTOR_LADDER = sizeof vector_ladder / sizeof vector_ladder[0] };
@@ -176,7 +176,8 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
     int n = 0;
     for (int k = 0; k < VECTOR_LADDER && n < max; k++) {
         const struct vector_tile *v = &vector_ladder[k];
-        if (v->width != width || (v->vecs_q > 1 && rows <= width))
+        // Of the tiles that hold all rows of a short problem only the smallest makes sense.
+        if (v->width != width || (v->vecs_q > 1 && rows <= (int64_t)width * (v->vecs_q - 1)))
             continue;
         out[n] = (struct cla_tile){
             .kernel = CLATTN_KERNEL_VECTOR,

@@ -44,8 +44,8 @@ static int propose(const struct cla_problem *p, const struct cla_caps *caps, str
 // ---- build -------------------------------------------------------------------------------------
 
 // Numbers only, so that no caller's text ever reaches the compiler.
-static void build_options(const struct cla_problem *p, const struct cla_tile *t, char *options,
-                          size_t size)
+static void build_options(const struct cla_problem *p, const struct cla_tile *t,
+                          const struct cla_caps *caps, char *options, size_t size)
 {
     const int mask_kind = p->mask ? CLA_MASK_GENERAL : p->causal ? CLA_MASK_WINDOW : CLA_MASK_NONE;
     int n = snprintf(options, size,
@@ -54,8 +54,10 @@ static void build_options(const struct cla_problem *p, const struct cla_tile *t,
                      (int)p->dim_qk, (int)p->dim_v, mask_kind, (int)p->dtype_q, (int)p->dtype_kv,
                      (int)p->dtype_o, (int)t->tile_k);
     if (t->kernel == CLATTN_KERNEL_VECTOR)
-        snprintf(options + n, size - (size_t)n, " -DW=%d -DQV=%d -DRK=%d -DRD=%d", (int)t->width,
-                 (int)t->vecs_q, (int)t->block_k, (int)t->block_d);
+        // CPU drivers compile with clang and take its prefetch; others may not know it.
+        snprintf(options + n, size - (size_t)n, " -DW=%d -DQV=%d -DRK=%d -DRD=%d%s", (int)t->width,
+                 (int)t->vecs_q, (int)t->block_k, (int)t->block_d,
+                 cla_caps_vector_shape(caps) ? " -DHAS_PREFETCH" : "");
     else
         snprintf(options + n, size - (size_t)n,
                  " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d",
@@ -103,7 +105,7 @@ static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
     if (!prepared)
         return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a prepared kernel");
     prepared->tile = *tile;
-    build_options(p, tile, options, options_size);
+    build_options(p, tile, &ctx->caps, options, options_size);
     CLA_TRY(cla_ocl_build(ctx, vector ? "fused_vector.cl" : "fused_group.cl", options,
                           CLATTN_LOG_WARN, &program));
     CLA_TRY(cla_kernels_create(ctx->ocl->cl, program, vector ? "fused_vector" : "fused_group",
@@ -176,12 +178,20 @@ static clattn_status enqueue(clattn_context *ctx, const struct cla_problem *p,
     for (int i = 0; i < 6; i++)
         arg[1 + i] = (struct cla_arg){
             sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
-    const size_t items = t->kernel == CLATTN_KERNEL_GROUP ? (size_t)(t->items_q * t->items_k) : 1;
-    const size_t local[3] = {items, 1, 1};
-    const size_t global[3] = {(size_t)args.num_tiles * items, (size_t)p->heads_kv,
-                              (size_t)call->batch};
+    size_t local[3] = {1, 1, 1};
+    size_t global[3] = {(size_t)args.num_tiles, (size_t)p->heads_kv, (size_t)call->batch};
+    unsigned dims = 3;
+    if (t->kernel == CLATTN_KERNEL_GROUP) {
+        local[0] = (size_t)(t->items_q * t->items_k);
+        global[0] *= local[0];
+    } else {
+        // In one dimension, so that a driver cannot mix the heads that its threads work on at a
+        // time: 91 -> 124 GFLOP/s with 64 channels on Intel's CPU runtime.
+        global[0] *= global[1] * global[2];
+        dims = 1;
+    }
     return cla_kernels_enqueue(prepared->kernels, &ctx->log, arg, 7,
-                               (cl_command_queue)submit->queue, 3, global, local,
+                               (cl_command_queue)submit->queue, dims, global, local,
                                submit->num_wait, submit->wait, submit->done);
 }
 

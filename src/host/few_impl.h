@@ -442,9 +442,9 @@ static bool few_store_row(const struct few *t, int32_t r, const vf *o, float l)
     const int64_t *stride = t->f->call->o.stride;
     float *part = t->job->part;
     const int32_t lane = t->first + r;
-    float *row = part ? part + 2 * t->job->rows + (int64_t)lane * t->dim_v
-                      : (float *)t->f->mem->o + t->job->b * stride[0] + head * stride[1] +
-                            i * stride[2];
+    float *row =
+        part ? part + 2 * t->job->rows + (int64_t)lane * t->dim_v
+             : (float *)t->f->mem->o + t->job->b * stride[0] + head * stride[1] + i * stride[2];
     for (int32_t c = 0; c < t->vecs_v; c++) {
         const vf x = (vf)(~empty & (vi)(o[c * t->n + r] * inverse * unscale));
         if (t->dim_v >= W)

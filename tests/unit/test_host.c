@@ -80,8 +80,8 @@ struct shape {
     bool causal, top_left, mask, no_lse;
     bool window; // win_lo and win_hi count
     int32_t win_lo, win_hi;
-    bool heads_inside; // [batch, length, heads, dim]
-    int32_t pad;       // NaN behind each row
+    bool heads_inside;       // [batch, length, heads, dim]
+    int32_t pad;             // NaN behind each row
     unsigned mask_broadcast; // bit n: extent 1 along axis n of [batch, head, query, key]
     int32_t threads;
     float tolerance; // of O and, on top of 4 ulp, of LSE; 0 = 3e-6
@@ -200,8 +200,7 @@ static struct fixture *make(struct shape s)
     fill(f, &f->q, &c->q, s.heads_q, s.len_q, s.dim_qk, normal);
     fill(f, &f->k, &c->k, s.heads_kv, s.len_kv, s.dim_qk, normal);
     fill(f, &f->v, &c->v, s.heads_kv, s.len_kv, s.dim_v, uniform);
-    f->mem = (struct cla_host_mem){f->q.data, f->k.data,   f->v.data,
-                                   f->o.data, f->lse.data, NULL};
+    f->mem = (struct cla_host_mem){f->q.data, f->k.data, f->v.data, f->o.data, f->lse.data, NULL};
     if (s.mask)
         make_mask(f);
     return f;
@@ -308,8 +307,8 @@ static void test_dim_v_differs(void **state)
     for (int a = 0; a < 6; a++)
         for (int b = 0; b < 6; b++)
             for (int32_t len_q = 2; len_q < 80; len_q *= 6)
-                check((struct shape){.batch = 1, .len_q = len_q, .len_kv = 45, .dim_qk = dims[a],
-                                     .dim_v = dims[b]});
+                check((struct shape){
+                    .batch = 1, .len_q = len_q, .len_kv = 45, .dim_qk = dims[a], .dim_v = dims[b]});
 }
 
 // Lengths on both sides of the edges of vectors, register blocks and tiles of each kernel.
@@ -349,8 +348,12 @@ static void test_grouped_heads(void **state)
     for (int a = 0; a < 4; a++)
         for (int b = 0; b < 6; b++)
             for (int causal = 0; causal < 2; causal++)
-                check((struct shape){.batch = 2, .heads_q = 2 * groups[a], .heads_kv = 2,
-                                     .len_q = lens[b], .len_kv = 41, .dim_qk = 20,
+                check((struct shape){.batch = 2,
+                                     .heads_q = 2 * groups[a],
+                                     .heads_kv = 2,
+                                     .len_q = lens[b],
+                                     .len_kv = 41,
+                                     .dim_qk = 20,
                                      .causal = causal});
 }
 
@@ -361,8 +364,13 @@ static void test_causal(void **state)
     for (int a = 0; a < 6; a++)
         for (int b = 0; b < 6; b++)
             for (int top_left = 0; top_left < 2; top_left++)
-                check((struct shape){.batch = 1, .heads_q = 2, .heads_kv = 1, .len_q = lens[a],
-                                     .len_kv = lens[b], .dim_qk = 32, .causal = true,
+                check((struct shape){.batch = 1,
+                                     .heads_q = 2,
+                                     .heads_kv = 1,
+                                     .len_q = lens[a],
+                                     .len_kv = lens[b],
+                                     .dim_qk = 32,
+                                     .causal = true,
                                      .top_left = top_left});
 }
 
@@ -370,15 +378,19 @@ static void test_windows(void **state)
 {
     (void)state;
     static const int32_t windows[][2] = {
-        {0, 0},    {-3, 2},      {-40, -20},        {10, 30},          {-200, 200},
+        {0, 0},    {-3, 2},       {-40, -20},        {10, 30},         {-200, 200},
         {50, 40},  {-1000, -900}, {CLA_WIN_MIN, -5}, {7, CLA_WIN_MAX}, {-70, CLA_WIN_MAX},
         {300, 400}};
     static const int32_t lens[] = {1, 5, 70, 150};
     for (int w = 0; w < 11; w++)
         for (int a = 0; a < 4; a++)
             for (int b = 0; b < 4; b++)
-                check((struct shape){.batch = 1, .len_q = lens[a], .len_kv = lens[b], .dim_qk = 16,
-                                     .window = true, .win_lo = windows[w][0],
+                check((struct shape){.batch = 1,
+                                     .len_q = lens[a],
+                                     .len_kv = lens[b],
+                                     .dim_qk = 16,
+                                     .window = true,
+                                     .win_lo = windows[w][0],
                                      .win_hi = windows[w][1]});
 }
 
@@ -390,9 +402,14 @@ static void test_masks(void **state)
         for (int a = 0; a < 3; a++)
             for (int group = 1; group <= 3; group += 2)
                 for (int causal = 0; causal < 2; causal++)
-                    check((struct shape){.batch = 2, .heads_q = 2 * group, .heads_kv = 2,
-                                         .len_q = lens[a], .len_kv = 150, .dim_qk = 12,
-                                         .mask = true, .mask_broadcast = broadcast,
+                    check((struct shape){.batch = 2,
+                                         .heads_q = 2 * group,
+                                         .heads_kv = 2,
+                                         .len_q = lens[a],
+                                         .len_kv = 150,
+                                         .dim_qk = 12,
+                                         .mask = true,
+                                         .mask_broadcast = broadcast,
                                          .causal = causal});
 }
 
@@ -402,8 +419,8 @@ static void test_mask_blocks(void **state)
     (void)state;
     static const int32_t lens[] = {2, 90};
     for (int a = 0; a < 2; a++) {
-        struct fixture *f = make((struct shape){.batch = 1, .len_q = lens[a], .len_kv = 400,
-                                                .dim_qk = 64, .mask = true});
+        struct fixture *f = make((struct shape){
+            .batch = 1, .len_q = lens[a], .len_kv = 400, .dim_qk = 64, .mask = true});
         for (int32_t i = 0; i < lens[a]; i++)
             for (int32_t j = 0; j < 400; j++)
                 f->mask[i * 400 + j] = i % 7 != 1 && (j < 100 || j > 380 || (j == 250 && i > 40));
@@ -421,8 +438,8 @@ static void test_mask_blocks(void **state)
 static void test_mask_strides(void **state)
 {
     (void)state;
-    struct fixture *f = make((struct shape){.batch = 1, .len_q = 40, .len_kv = 33, .dim_qk = 8,
-                                            .mask = true});
+    struct fixture *f =
+        make((struct shape){.batch = 1, .len_q = 40, .len_kv = 33, .dim_qk = 8, .mask = true});
     uint8_t *apart = calloc(f->mask_count * 3, 1);
     assert_non_null(apart);
     for (int32_t i = 0; i < 40; i++)
@@ -446,9 +463,15 @@ static void test_strides(void **state)
     for (int32_t pad = 0; pad < 4; pad++)
         for (int inside = 0; inside < 2; inside++)
             for (int32_t len_q = 2; len_q < 60; len_q *= 5)
-                check((struct shape){.batch = 2, .heads_q = 4, .heads_kv = 2, .len_q = len_q,
-                                     .len_kv = 37, .dim_qk = 20, .pad = pad,
-                                     .heads_inside = inside, .causal = true});
+                check((struct shape){.batch = 2,
+                                     .heads_q = 4,
+                                     .heads_kv = 2,
+                                     .len_q = len_q,
+                                     .len_kv = 37,
+                                     .dim_qk = 20,
+                                     .pad = pad,
+                                     .heads_inside = inside,
+                                     .causal = true});
 }
 
 // K and V shared by the batch and by heads through strides of 0.
@@ -456,8 +479,8 @@ static void test_broadcast_kv(void **state)
 {
     (void)state;
     for (int32_t len_q = 1; len_q < 40; len_q += 19) {
-        struct fixture *f = make((struct shape){.batch = 3, .heads_q = 4, .heads_kv = 2,
-                                                .len_q = len_q, .len_kv = 50, .dim_qk = 24});
+        struct fixture *f = make((struct shape){
+            .batch = 3, .heads_q = 4, .heads_kv = 2, .len_q = len_q, .len_kv = 50, .dim_qk = 24});
         f->call.k.stride[0] = 0;
         f->call.v.stride[1] = 0;
         check_fixture(f);
@@ -471,16 +494,16 @@ static void test_scales(void **state)
     static const float scales[] = {0.0f, 1.0f, -0.5f, 3.0f, 1e-20f, -2.0f};
     for (int n = 0; n < 6; n++)
         for (int32_t len_q = 1; len_q < 40; len_q += 19) {
-            struct fixture *f = make((struct shape){.batch = 1, .len_q = len_q, .len_kv = 50,
-                                                    .dim_qk = 24, .tolerance = 1e-5f});
+            struct fixture *f = make((struct shape){
+                .batch = 1, .len_q = len_q, .len_kv = 50, .dim_qk = 24, .tolerance = 1e-5f});
             f->call.scale = scales[n];
             check_fixture(f);
             destroy(f);
         }
     // The scaled query would overflow, the scaled score does not.
     for (int32_t len_q = 1; len_q < 40; len_q += 19) {
-        struct fixture *f = make((struct shape){.batch = 1, .len_q = len_q, .len_kv = 50,
-                                                .dim_qk = 24, .tolerance = 1e-5f});
+        struct fixture *f = make((struct shape){
+            .batch = 1, .len_q = len_q, .len_kv = 50, .dim_qk = 24, .tolerance = 1e-5f});
         for (size_t n = 0; n < f->q.count; n++)
             f->q.data[n] *= 1e10f;
         for (size_t n = 0; n < f->k.count; n++)
@@ -500,10 +523,15 @@ static void test_hidden_values(void **state)
     for (int n = 0; n < 5; n++)
         for (int a = 0; a < 4; a++)
             for (int kind = 0; kind < 3; kind++) {
-                struct fixture *f =
-                    make((struct shape){.batch = 1, .heads_q = 2, .heads_kv = 1, .len_q = lens[a],
-                                        .len_kv = 90, .dim_qk = 19, .causal = kind != 1,
-                                        .mask = kind != 0, .tolerance = 4e-6f});
+                struct fixture *f = make((struct shape){.batch = 1,
+                                                        .heads_q = 2,
+                                                        .heads_kv = 1,
+                                                        .len_q = lens[a],
+                                                        .len_kv = 90,
+                                                        .dim_qk = 19,
+                                                        .causal = kind != 1,
+                                                        .mask = kind != 0,
+                                                        .tolerance = 4e-6f});
                 // The keys of the last third are hidden from the first half of the rows, the key
                 // 70 from all.
                 for (int32_t h = 0; kind != 0 && h < 2; h++)
@@ -532,8 +560,12 @@ static void test_visible_values(void **state)
     (void)state;
     static const int32_t lens[] = {1, 4, 35};
     for (int a = 0; a < 3; a++) {
-        struct fixture *f = make((struct shape){.batch = 1, .len_q = lens[a], .len_kv = 90,
-                                                .dim_qk = 19, .causal = true, .top_left = a == 2});
+        struct fixture *f = make((struct shape){.batch = 1,
+                                                .len_q = lens[a],
+                                                .len_kv = 90,
+                                                .dim_qk = 19,
+                                                .causal = true,
+                                                .top_left = a == 2});
         at(&f->v, &f->call.v, 0, 0, 20)[3] = NAN;
         at(&f->v, &f->call.v, 0, 0, 30)[4] = INFINITY;
         at(&f->v, &f->call.v, 0, 0, 0)[18] = -INFINITY;
@@ -545,8 +577,8 @@ static void test_visible_values(void **state)
         destroy(f);
 
         // A weight that underflows to 0 does not hide what V holds.
-        f = make((struct shape){.batch = 1, .len_q = lens[a], .len_kv = 90, .dim_qk = 19,
-                                .mask = true});
+        f = make(
+            (struct shape){.batch = 1, .len_q = lens[a], .len_kv = 90, .dim_qk = 19, .mask = true});
         memset(f->mask, 1, f->mask_count);
         for (int32_t i = 0; i < lens[a]; i++) {
             f->mask[i * 90 + 7] = 0;
@@ -579,8 +611,8 @@ static void test_all_nan(void **state)
 {
     (void)state;
     for (int32_t len_q = 1; len_q < 40; len_q += 19) {
-        struct fixture *f = make((struct shape){.batch = 1, .len_q = len_q, .len_kv = 50,
-                                                .dim_qk = 24});
+        struct fixture *f =
+            make((struct shape){.batch = 1, .len_q = len_q, .len_kv = 50, .dim_qk = 24});
         for (size_t n = 0; n < f->k.count; n++)
             f->k.data[n] = NAN;
         check_fixture(f);
@@ -641,13 +673,16 @@ static void test_extreme_scores(void **state)
 {
     (void)state;
     static float (*const scores[])(int32_t) = {
-        score_lowest, score_minus_infinity, score_all_minus_infinity, score_rising,
-        score_high,   score_falling,        score_mixed};
+        score_lowest,  score_minus_infinity, score_all_minus_infinity, score_rising, score_high,
+        score_falling, score_mixed};
     for (int n = 0; n < 7; n++)
         for (int32_t len_q = 1; len_q < 40; len_q += 19)
             for (int causal = 0; causal < 2; causal++) {
-                struct fixture *f = make((struct shape){.batch = 1, .len_q = len_q, .len_kv = 130,
-                                                        .dim_qk = 5, .causal = causal,
+                struct fixture *f = make((struct shape){.batch = 1,
+                                                        .len_q = len_q,
+                                                        .len_kv = 130,
+                                                        .dim_qk = 5,
+                                                        .causal = causal,
                                                         .top_left = true});
                 set_scores(f, scores[n]);
                 if (n == 1) // -infinity hides
@@ -662,8 +697,8 @@ static void test_large_v(void **state)
 {
     (void)state;
     for (int32_t len_q = 1; len_q < 40; len_q += 19) {
-        struct fixture *f = make((struct shape){.batch = 1, .len_q = len_q, .len_kv = 300,
-                                                .dim_qk = 24, .tolerance = 3e33f});
+        struct fixture *f = make((struct shape){
+            .batch = 1, .len_q = len_q, .len_kv = 300, .dim_qk = 24, .tolerance = 3e33f});
         for (size_t n = 0; n < f->v.count; n++)
             f->v.data[n] = 3e38f;
         run_reference(f);
@@ -682,8 +717,14 @@ static void test_empty(void **state)
     (void)state;
     check((struct shape){.batch = 0, .len_q = 3, .len_kv = 4, .dim_qk = 8});
     check((struct shape){.batch = 2, .len_q = 0, .len_kv = 4, .dim_qk = 8});
-    struct fixture *f = make((struct shape){.batch = 2, .heads_q = 2, .heads_kv = 1, .len_q = 20,
-                                            .len_kv = 0, .dim_qk = 8, .pad = 2, .mask = true});
+    struct fixture *f = make((struct shape){.batch = 2,
+                                            .heads_q = 2,
+                                            .heads_kv = 1,
+                                            .len_q = 20,
+                                            .len_kv = 0,
+                                            .dim_qk = 8,
+                                            .pad = 2,
+                                            .mask = true});
     f->mem.k = f->mem.v = NULL;
     f->mem.mask = NULL;
     check_fixture(f);
@@ -696,8 +737,8 @@ static void test_no_lse(void **state)
 {
     (void)state;
     for (int32_t len_q = 1; len_q < 40; len_q += 19) {
-        struct fixture *f = make((struct shape){.batch = 1, .len_q = len_q, .len_kv = 50,
-                                                .dim_qk = 24, .no_lse = true});
+        struct fixture *f = make(
+            (struct shape){.batch = 1, .len_q = len_q, .len_kv = 50, .dim_qk = 24, .no_lse = true});
         f->mem.lse = NULL;
         check_fixture(f);
         destroy(f);
@@ -741,8 +782,12 @@ static void test_split_edges(void **state)
     (void)state;
     static const int32_t lens[] = {2, 40};
     for (int a = 0; a < 2; a++) {
-        struct fixture *f = make((struct shape){.batch = 1, .len_q = lens[a], .len_kv = 4000,
-                                                .dim_qk = 64, .mask = true, .threads = 3});
+        struct fixture *f = make((struct shape){.batch = 1,
+                                                .len_q = lens[a],
+                                                .len_kv = 4000,
+                                                .dim_qk = 64,
+                                                .mask = true,
+                                                .threads = 3});
         for (int32_t i = 0; i < lens[a]; i++)
             for (int32_t j = 0; j < 4000; j++)
                 f->mask[i * 4000 + j] = i != 1 && (j < 300 || (i == 0 && j == 3500));
@@ -776,8 +821,11 @@ static void test_long_rows(void **state)
     (void)state;
     static const int32_t lens[] = {2, 9};
     for (int a = 0; a < 2; a++) {
-        struct fixture *f = make((struct shape){.batch = 1, .len_q = lens[a], .len_kv = 1000000,
-                                                .dim_qk = 8, .tolerance = 8e-6f * 0.7f});
+        struct fixture *f = make((struct shape){.batch = 1,
+                                                .len_q = lens[a],
+                                                .len_kv = 1000000,
+                                                .dim_qk = 8,
+                                                .tolerance = 8e-6f * 0.7f});
         const struct array q = f->q;
         fill(f, &f->v, &f->call.v, 1, 1000000, 8, constant);
         memset(f->q.data, 0, f->q.count * sizeof(float));
@@ -810,8 +858,13 @@ static void test_long_rows(void **state)
 static void test_plan_figures(void **state)
 {
     (void)state;
-    const struct cla_problem p = {.dim_qk = 64, .dim_v = 64, .heads_q = 4, .heads_kv = 1,
-                                  .group = 4, .max_len_q = INT32_MAX, .max_len_kv = INT32_MAX};
+    const struct cla_problem p = {.dim_qk = 64,
+                                  .dim_v = 64,
+                                  .heads_q = 4,
+                                  .heads_kv = 1,
+                                  .group = 4,
+                                  .max_len_q = INT32_MAX,
+                                  .max_len_kv = INT32_MAX};
     int32_t width, tile_q, tile_k;
     cla_host_tile(&p, &width, &tile_q, &tile_k);
     assert_string_equal(cla_host_isa(), kernels[0]->isa);
@@ -847,8 +900,8 @@ static int in_child(int (*body)(void))
 
 static int run_in_child(void)
 {
-    struct fixture *f = make((struct shape){.batch = 1, .len_q = 300, .len_kv = 300, .dim_qk = 64,
-                                            .threads = 2});
+    struct fixture *f =
+        make((struct shape){.batch = 1, .len_q = 300, .len_kv = 300, .dim_qk = 64, .threads = 2});
     run_reference(f);
     run_kernel(f, kernels[0]);
     int wrong = 0;
@@ -869,8 +922,12 @@ static void test_fork(void **state)
 #ifndef HAVE_ASAN
 static int run_without_memory(void)
 {
-    struct fixture *f = make((struct shape){.batch = 1, .heads_q = 64, .heads_kv = 64,
-                                            .len_q = 9, .len_kv = 40, .dim_qk = 256,
+    struct fixture *f = make((struct shape){.batch = 1,
+                                            .heads_q = 64,
+                                            .heads_kv = 64,
+                                            .len_q = 9,
+                                            .len_kv = 40,
+                                            .dim_qk = 256,
                                             .threads = 64});
     const struct rlimit none = {1 << 20, 1 << 20};
     if (setrlimit(RLIMIT_AS, &none) != 0)

@@ -338,8 +338,8 @@ static void test_nan_behind_mask(void **state)
     struct fixture *dirty = calloc(1, sizeof *dirty);
     assert_non_null(dirty);
     *dirty = *clean;
-    dirty->mem = (struct cla_host_mem){dirty->q, dirty->k,   dirty->v,
-                                       dirty->o, dirty->lse, dirty->mask};
+    dirty->mem =
+        (struct cla_host_mem){dirty->q, dirty->k, dirty->v, dirty->o, dirty->lse, dirty->mask};
     for (int d = 0; d < 8; d++) {
         dirty->k[2 * 8 + d] = dirty->v[4 * 8 + d] = NAN;
         dirty->k[4 * 8 + d] = INFINITY;
