@@ -25,11 +25,23 @@ if ! { [ -f "$build/build.ninja" ] ||
   exit 1
 fi
 
+run() { # run OPTION...: the main job, compared with the expected output
+  rm -f "$build/o.npy" "$build/lse.npy"
+  "$build/tools/clattn-run" -q "$data/q.npy" -k "$data/k.npy" -v "$data/v.npy" \
+    --mask "$data/mask.npy" -o "$build/o.npy" --lse "$build/lse.npy" \
+    --compare "$data/o.npy" --tolerance "$tolerance" "$@"
+}
+
 echo "quickstart: attention over 4 sentences, 12 heads of 32 channels, padding masked"
-failed=0
-"$build/tools/clattn-run" -q "$data/q.npy" -k "$data/k.npy" -v "$data/v.npy" \
-  --mask "$data/mask.npy" -o "$build/o.npy" --lse "$build/lse.npy" \
-  --compare "$data/o.npy" --tolerance "$tolerance" || failed=1
+status=0
+run || status=$?
+if [ "$status" -gt 128 ]; then
+  # PoCL aborts the process where it can't read the processor's topology, as in some containers.
+  echo "quickstart: the OpenCL driver ended the process ($status), taking the CPU path" >&2
+  status=0
+  OCL_ICD_VENDORS=/none run --device cpu || status=$? # without any driver
+fi
+failed=$((status != 0))
 
 for name in o lse; do
   [ -f "$build/$name.npy" ] || { failed=1; continue; }

@@ -218,7 +218,8 @@ clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
     const struct cla_cl *cl = ctx->ocl->cl;
     struct host_job *job = NULL;
     cl_command_queue queue = NULL;
-    cl_event ready = NULL, last = NULL, behind = NULL;
+    cl_event ready = NULL, last = NULL, behind = NULL, finished = NULL;
+    bool retained = false; // `finished` is ours to release
     cl_int code = CL_SUCCESS;
     if (!cla_context_worker(ctx))
         return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the worker of the CPU path");
@@ -227,11 +228,15 @@ clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
     CLA_TRY(cla_cl_check(log, code, "clCreateUserEvent"));
     CLA_TRY(ready_event(ctx, submit, &ready));
     CLA_TRY(map_all(job, ready, &last));
-    // Later commands of an in-order queue wait here; `done` of any queue is this marker.
+    // Later commands of an in-order queue wait here. The caller's `done` is the user event itself:
+    // Intel's CPU runtime lets a marker succeed behind an event that failed.
     CLA_CL(cl->EnqueueMarkerWithWaitList(submit->queue, 1, &job->finished, &behind));
     // From here on the job belongs to the callback, which may end it at once.
     queue = job->queue;
+    finished = job->finished;
     CLA_CL(cl->RetainCommandQueue(queue));
+    CLA_CL(cl->RetainEvent(finished));
+    retained = true;
     cla_context_job_began(ctx);
     st = cla_cl_check(log, cl->SetEventCallback(last, CL_COMPLETE, mapped, job),
                       "clSetEventCallback");
@@ -243,12 +248,14 @@ clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
     cl->Flush(queue);
     cl->Flush(submit->queue);
     if (submit->done) {
-        *(cl_event *)submit->done = behind;
-        behind = NULL;
+        *(cl_event *)submit->done = finished;
+        retained = false;
     }
 done:
     if (job && behind) // nobody else will end what waits for it
         cl->SetUserEventStatus(job->finished, CL_OUT_OF_RESOURCES);
+    if (retained)
+        cl->ReleaseEvent(finished);
     if (behind)
         cl->ReleaseEvent(behind);
     if (last)

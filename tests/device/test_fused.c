@@ -213,6 +213,8 @@ static void run_job(void *arg)
 static void test_threads(void **state)
 {
     struct test_target *t = *state;
+    if (!takes_threads(&t->device->info))
+        skip();
     enum { THREADS = 4 };
     struct job jobs[THREADS];
     struct test_thread *threads[THREADS];

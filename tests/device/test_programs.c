@@ -433,6 +433,8 @@ static void launch_together(struct launch *l, int n)
 static void each_caller_has_a_kernel_of_its_own(void **state)
 {
     (void)state;
+    if (!takes_threads(&on.device->info))
+        skip();
     static struct launch l[MANY];
     struct cla_kernels *k = store_kernels();
     for (int i = 0; i < MANY; i++)

@@ -95,6 +95,11 @@ static void print_log(void *user, clattn_log_level level, const char *message)
     printf("    %s: %s\n", d->tag, message);
 }
 
+bool takes_threads(const clattn_device_info *info)
+{
+    return strcmp(info->platform, "Oclgrind") != 0;
+}
+
 // Without vectors of their own, software devices take minutes for what others do in seconds.
 static int level_of(const clattn_device_info *info)
 {

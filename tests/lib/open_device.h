@@ -30,6 +30,11 @@ struct log_capture {
     char text[4096]; // lines end with a newline
     int errors;
 };
+
+// Whether two threads may enqueue kernels at once. Oclgrind 21.10 simulates one kernel at a time
+// and stops with an assertion of its own when a second one begins.
+bool takes_threads(const clattn_device_info *info);
+
 void log_capture(void *user, clattn_log_level level, const char *message);
 
 // Opens every OpenCL device, each with its own context and log. Prints what was found. False, with
