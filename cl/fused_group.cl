@@ -507,7 +507,6 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
     const int tiles = end > begin ? (end - begin - 1) / TILE_K + 1 : 0;
     const long k_base = tensor_at(&a.k, at.b, at.g, 0);
     const long v_base = tensor_at(&a.v, at.b, at.g, 0);
-
     struct sums sum;
     float l[GROUP_ROWS];
 

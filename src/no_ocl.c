@@ -102,7 +102,7 @@ static int propose(const struct cla_problem *p, const struct cla_caps *caps, str
     (void)caps;
     (void)out;
     (void)max;
-    cla_note(refusals, "fused: this build of clattn is without OpenCL");
+    cla_note(refusals, "fused: this build of clattn is without OpenCL, only the CPU path is there");
     return 0;
 }
 

@@ -343,7 +343,7 @@ minilm() { # minilm WHAT OPTION...: the real input through clattn-run, to 1e-5
 step_minilm() {
   have gcc || return 0
   check "install ${intel_packages[*]}" install_intel
-  local device part kernel
+  local device part
   for device in pocl intel llvmpipe; do
     use_device "$device"
     case $device in

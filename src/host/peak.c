@@ -47,12 +47,15 @@ static double best_of(const struct peak *k, int32_t threads)
         uint64_t start = 0, end = 0;
 #ifdef _OPENMP
         if (threads > 1) {
-#pragma omp parallel num_threads(threads) reduction(+ : work)
+#pragma omp parallel num_threads(threads)
             {
 #pragma omp barrier
 #pragma omp master
                 start = cla_os_now_ns();
-                work += run_part(k, omp_get_thread_num(), omp_get_num_threads());
+                const double part = run_part(k, omp_get_thread_num(), omp_get_num_threads());
+// An atomic, not a reduction: for that clang would export a lock of its own from the library.
+#pragma omp atomic
+                work += part;
 #pragma omp barrier
 #pragma omp master
                 end = cla_os_now_ns();

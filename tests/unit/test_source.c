@@ -31,8 +31,9 @@ static struct record record;
 
 static void put_bytes(const char *dir, const char *name, const char *data, size_t size)
 {
-    char *path = folders.files[folders.count++];
-    snprintf(path, sizeof folders.files[0], "%s/%s", dir, name);
+    char path[sizeof folders.files[0]]; // `dir` may lie in `folders`
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    memcpy(folders.files[folders.count++], path, sizeof path);
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     assert_int_equal(fwrite(data, 1, size, file), size);
