@@ -508,7 +508,6 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
     const long k_base = tensor_at(&a.k, at.b, at.g, 0);
     const long v_base = tensor_at(&a.v, at.b, at.g, 0);
     struct sums sum;
-    float l[GROUP_ROWS];
 
     if (item == 0)
         flag[0] = 0;
@@ -591,10 +590,10 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
 
 #pragma unroll
     for (uint n = 0; n < GROUP_ROWS; ++n) {
-        l[n] = 0.0f;
+        float l = 0.0f;
         for (uint t = 0; t < ITEMS_K; ++t)
-            l[n] += part[GROUP_PART_AT(item, n, t)];
+            l += part[GROUP_PART_AT(item, n, t)];
         if (GROUP_ROW(item, n) < at.rows)
-            store_row(&sum, &a, &at, o, lse, n, l[n], item);
+            store_row(&sum, &a, &at, o, lse, n, l, item);
     }
 }

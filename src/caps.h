@@ -22,7 +22,11 @@ enum {
     // The compiler turns each vector into as many scalars: 30 s and 0.8 GB for the smallest tile of
     // the vector shape were measured on llvmpipe.
     CLA_QUIRK_SCALARIZES = 1u << 1,
+    // A work-item is stopped without a word after CLA_LOOP_LIMIT iterations of all its loops.
+    CLA_QUIRK_LOOP_LIMIT = 1u << 2,
 };
+
+enum { CLA_LOOP_LIMIT = 65535 };
 
 struct cla_caps {
     char platform[128];

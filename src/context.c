@@ -181,13 +181,14 @@ clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **o
     ctx->index = -1;
     ctx->threads = cla_host_threads(d->threads);
     ctx->mutex = cla_mutex_create();
+    ctx->map_mutex = cla_mutex_create();
     if (d->kernel_dir) {
         const size_t n = strlen(d->kernel_dir) + 1;
         ctx->kernel_dir = malloc(n);
         if (ctx->kernel_dir)
             memcpy(ctx->kernel_dir, d->kernel_dir, n);
     }
-    if (!ctx->mutex || (d->kernel_dir && !ctx->kernel_dir)) {
+    if (!ctx->mutex || !ctx->map_mutex || (d->kernel_dir && !ctx->kernel_dir)) {
         clattn_context_destroy(&ctx);
         return CLATTN_ERR_OUT_OF_MEMORY;
     }
@@ -312,6 +313,8 @@ void clattn_context_destroy(clattn_context **pctx)
     cla_ocl_close(&ctx->ocl);
     if (ctx->mutex)
         cla_mutex_destroy(ctx->mutex);
+    if (ctx->map_mutex)
+        cla_mutex_destroy(ctx->map_mutex);
     free(ctx->kernel_dir);
     free(ctx);
 }

@@ -18,7 +18,8 @@ struct clattn_context {
     int32_t threads;     // of the CPU path
     char *kernel_dir;    // NULL = none
     struct cla_ocl *ocl; // NULL for the built-in CPU path
-    struct cla_mutex *mutex;   // guards what follows
+    struct cla_mutex *map_mutex; // held while the CPU path works on mapped buffers
+    struct cla_mutex *mutex;     // guards what follows
     struct cla_worker *worker; // CPU path on cl_mem; made when first needed
     int32_t jobs;              // asynchronous jobs of the CPU path that have not ended
     struct clattn_plan *kept;  // plan of the last clattn_attention_f32()

@@ -225,6 +225,8 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 ///         CLATTN_ERR_BUFFER_MISSING    q, k, v, o, mask, lse or workspace absent
 ///         CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short
 ///         CLATTN_ERR_OVERLAP           O or LSE overlaps an input or each other
+///         CLATTN_ERR_UNSUPPORTED       a fault of the driver bars so many keys, and the CPU path,
+///                                      which would take over, was ruled out; nothing was written
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined
 /// Threads: one plan may be run from several threads, each with its own outputs and workspace.

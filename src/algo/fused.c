@@ -165,9 +165,44 @@ static void fill_args(const struct cla_problem *p, const struct cla_tile *tile,
         a->flags |= CLA_FWD_ALIGNED16;
 }
 
-static clattn_status enqueue(clattn_context *ctx, const struct cla_problem *p,
-                             const struct cla_prepared *prepared, const struct cla_call *call,
-                             const struct cla_submit *submit)
+// Keys that a work-item gets through on a driver that counts its loops: from above, every loop of
+// fused_group.cl for one tile of keys, twice for a careful second pass.
+static int64_t keys_within_loop_limit(const struct cla_problem *p, const struct cla_tile *t)
+{
+    const int64_t items = (int64_t)t->items_q * t->items_k;
+    const int64_t chunks = (p->dim_qk + t->chunk_d - 1) / t->chunk_d;
+    const int64_t quads = t->chunk_d / 4 + 2;
+    const int64_t rows = t->tile_q > t->tile_k ? t->tile_q : t->tile_k;
+    const int64_t fill = (rows * quads + items - 1) / items + 1;
+    const int64_t tile = chunks * (3 * fill + quads + 2 * t->tile_k + 2) + t->items_k + 16;
+    return CLA_LOOP_LIMIT / (2 * tile) * t->tile_k;
+}
+
+static bool may_fall_back(const struct cla_problem *p)
+{
+    return p->algo == CLATTN_ALGO_AUTO && p->kernel == CLATTN_KERNEL_AUTO && !p->no_fallback;
+}
+
+// CLATTN_OK if the device can serve this call; otherwise the CPU path may, where it was not barred.
+static clattn_status check_keys(const clattn_context *ctx, const struct cla_problem *p,
+                                const struct cla_tile *t, const struct cla_call *call)
+{
+    if (!(ctx->caps.quirks & CLA_QUIRK_LOOP_LIMIT) || t->kernel != CLATTN_KERNEL_GROUP)
+        return CLATTN_OK;
+    const int64_t keys = keys_within_loop_limit(p, t);
+    if (call->len_kv <= keys)
+        return CLATTN_OK;
+    const bool fallback = may_fall_back(p);
+    cla_logf(&ctx->log, fallback ? CLATTN_LOG_WARN : CLATTN_LOG_ERROR,
+             "len_kv is %d: this driver stops loops after %d iterations, enough for %lld keys%s",
+             (int)call->len_kv, (int)CLA_LOOP_LIMIT, (long long)keys,
+             fallback ? "; the CPU path computes this call" : "");
+    return CLATTN_ERR_UNSUPPORTED;
+}
+
+static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
+                            const struct cla_prepared *prepared, const struct cla_call *call,
+                            const struct cla_submit *submit)
 {
     const struct cla_tile *t = &prepared->tile;
     struct cla_fwd_args args;
@@ -195,18 +230,31 @@ static clattn_status enqueue(clattn_context *ctx, const struct cla_problem *p,
                                submit->num_wait, submit->wait, submit->done);
 }
 
+static clattn_status enqueue(clattn_context *ctx, const struct cla_problem *p,
+                             const struct cla_prepared *prepared, const struct cla_call *call,
+                             const struct cla_submit *submit)
+{
+    clattn_status st = check_keys(ctx, p, &prepared->tile, call);
+    if (st != CLATTN_OK)
+        return may_fall_back(p) ? cla_host_enqueue(ctx, p, call, false, submit) : st;
+    return launch(ctx, p, prepared, call, submit);
+}
+
 static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
                          const struct cla_prepared *prepared, const struct cla_call *call)
 {
     struct cla_stage stage;
-    clattn_status st = cla_stage_in(ctx, p, call, &stage);
+    clattn_status st = check_keys(ctx, p, &prepared->tile, call);
+    if (st != CLATTN_OK)
+        return may_fall_back(p) ? cla_algo_host.run(ctx, p, NULL, call) : st;
+    st = cla_stage_in(ctx, p, call, &stage);
     if (st != CLATTN_OK)
         return st;
     const struct cla_log *log = &ctx->log;
     const struct cla_cl *cl = ctx->ocl->cl;
     cl_event event = NULL;
     const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, &event};
-    CLA_TRY(enqueue(ctx, p, prepared, &stage.call, &submit));
+    CLA_TRY(launch(ctx, p, prepared, &stage.call, &submit));
     CLA_CL(cl->WaitForEvents(1, &event));
     CLA_TRY(cla_stage_out(&stage, event));
 done:

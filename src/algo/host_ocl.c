@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU path on cl_mem. The buffers are mapped without blocking, the context's worker computes
-// on the mapped memory, and a user event says when it is done. Maps and unmaps run on a queue of
-// the job's own: on the caller's in-order queue the unmap would wait behind the commands that wait
-// for it.
+// The CPU path on cl_mem. Once the caller's queue and wait list allow it, the context's worker maps
+// the buffers, computes on the mapped memory and unmaps; a user event says when it is done. Maps
+// and unmaps run on a queue of the job's own: on the caller's in-order queue they would wait behind
+// the commands that wait for them. One job maps at a time: PoCL 3.1 crashes when two queues map the
+// same buffer at once.
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,9 +91,8 @@ done:
     return st;
 }
 
-// Enqueues the maps behind `after` (may be NULL). *last receives an event of the last one, or NULL
-// where nothing had to be mapped.
-static clattn_status map_all(struct host_job *job, cl_event after, cl_event *last)
+// Maps what is a cl_mem, and waits.
+static clattn_status map_all(struct host_job *job)
 {
     clattn_status st = CLATTN_OK;
     const struct cla_log *log = &job->ctx->log;
@@ -103,15 +103,10 @@ static clattn_status map_all(struct host_job *job, cl_event after, cl_event *las
         if (!job->mem[i])
             continue;
         cl_int code = CL_SUCCESS;
-        cl_event event = NULL;
         job->ptr[i] = cl->EnqueueMapBuffer(
-            job->queue, job->mem[i], CL_FALSE, bufs[i].output ? CL_MAP_WRITE : CL_MAP_READ,
-            bufs[i].begin_bytes, bufs[i].end_bytes - bufs[i].begin_bytes, after ? 1 : 0,
-            after ? &after : NULL, &event, &code);
+            job->queue, job->mem[i], CL_TRUE, bufs[i].output ? CL_MAP_WRITE : CL_MAP_READ,
+            bufs[i].begin_bytes, bufs[i].end_bytes - bufs[i].begin_bytes, 0, NULL, NULL, &code);
         CLA_TRY(cla_cl_check(log, code, "clEnqueueMapBuffer"));
-        if (*last)
-            cl->ReleaseEvent(*last);
-        *last = event;
     }
 done:
     return st;
@@ -132,6 +127,17 @@ static void compute(struct host_job *job)
     job->status = cla_host_compute(job->ctx, &job->p, &job->call, &mem, job->reference);
 }
 
+// Maps, computes, unmaps; the outcome is in job->status.
+static void map_and_compute(struct host_job *job)
+{
+    cla_mutex_lock(job->ctx->map_mutex);
+    job->status = map_all(job);
+    if (job->status == CLATTN_OK)
+        compute(job);
+    unmap_all(job);
+    cla_mutex_unlock(job->ctx->map_mutex);
+}
+
 // ---- blocking ----------------------------------------------------------------------------------
 
 clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
@@ -141,32 +147,21 @@ clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
     clattn_status st = job_create(ctx, p, call, reference, &job);
     if (st != CLATTN_OK)
         return st;
-    const struct cla_cl *cl = ctx->ocl->cl;
-    cl_event last = NULL;
-    st = map_all(job, NULL, &last);
-    if (st == CLATTN_OK && last)
-        st = cla_cl_check(&ctx->log, cl->WaitForEvents(1, &last), "clWaitForEvents");
-    if (st == CLATTN_OK)
-        compute(job);
-    if (last)
-        cl->ReleaseEvent(last);
-    unmap_all(job);
-    if (st == CLATTN_OK)
-        st = job->status;
+    map_and_compute(job);
+    st = job->status;
     job_free(job);
     return st;
 }
 
 // ---- asynchronous ------------------------------------------------------------------------------
 
-// On the worker: computes, unmaps, and sets the user event whatever happened.
+// On the worker: does the work, and sets the user event whatever happened.
 static void work(void *arg)
 {
     struct host_job *job = arg;
     clattn_context *ctx = job->ctx;
     if (job->status == CLATTN_OK)
-        compute(job);
-    unmap_all(job);
+        map_and_compute(job);
     ctx->ocl->cl->SetUserEventStatus(job->finished,
                                      job->status == CLATTN_OK ? CL_COMPLETE
                                                               : CL_OUT_OF_RESOURCES);
@@ -174,20 +169,23 @@ static void work(void *arg)
     cla_context_job_ended(ctx);
 }
 
-// On a thread of the driver, where nothing may block: hands the job to the worker.
-static void CL_CALLBACK mapped(cl_event event, cl_int status, void *arg)
+// Hands the job to the worker, which exists: the enqueue that made the job started it.
+static void hand_over(struct host_job *job)
+{
+    if (!cla_worker_push(cla_context_worker(job->ctx), work, job))
+        work(job);
+}
+
+// On a thread of the driver, where nothing may block.
+static void CL_CALLBACK begin(cl_event event, cl_int status, void *arg)
 {
     (void)event;
     struct host_job *job = arg;
-    if (status < 0) {
+    if (status < 0)
         job->status = cla_fail(&job->ctx->log, CLATTN_ERR_OPENCL,
-                               "CPU path: mapping the buffers failed: %s",
+                               "CPU path: what it waits for has failed: %s",
                                cla_cl_error_name(status));
-        memset(job->ptr, 0, sizeof job->ptr); // nothing was mapped
-    }
-    // The worker exists: the enqueue that made this job started it.
-    if (!cla_worker_push(cla_context_worker(job->ctx), work, job))
-        work(job);
+    hand_over(job);
 }
 
 // An event that says that the caller's queue and wait list let the job begin; NULL where nothing
@@ -217,56 +215,47 @@ clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
     const struct cla_log *log = &ctx->log;
     const struct cla_cl *cl = ctx->ocl->cl;
     struct host_job *job = NULL;
-    cl_command_queue queue = NULL;
-    cl_event ready = NULL, last = NULL, behind = NULL, finished = NULL;
-    bool retained = false; // `finished` is ours to release
+    cl_event ready = NULL, behind = NULL, finished = NULL;
     cl_int code = CL_SUCCESS;
     if (!cla_context_worker(ctx))
         return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the worker of the CPU path");
     CLA_TRY(job_create(ctx, p, call, reference, &job));
     job->finished = cl->CreateUserEvent(ctx->ocl->context, &code);
     CLA_TRY(cla_cl_check(log, code, "clCreateUserEvent"));
+    CLA_CL(cl->RetainEvent(job->finished));
+    finished = job->finished;
     CLA_TRY(ready_event(ctx, submit, &ready));
-    CLA_TRY(map_all(job, ready, &last));
     // Later commands of an in-order queue wait here. The caller's `done` is the user event itself:
     // Intel's CPU runtime lets a marker succeed behind an event that failed.
-    CLA_CL(cl->EnqueueMarkerWithWaitList(submit->queue, 1, &job->finished, &behind));
-    // From here on the job belongs to the callback, which may end it at once.
-    queue = job->queue;
-    finished = job->finished;
-    CLA_CL(cl->RetainCommandQueue(queue));
-    CLA_CL(cl->RetainEvent(finished));
-    retained = true;
+    CLA_CL(cl->EnqueueMarkerWithWaitList(submit->queue, 1, &finished, &behind));
+    cl->Flush(submit->queue);
+    // From here on the job belongs to the callback or the worker, which may end it at once.
     cla_context_job_began(ctx);
-    st = cla_cl_check(log, cl->SetEventCallback(last, CL_COMPLETE, mapped, job),
-                      "clSetEventCallback");
-    if (st != CLATTN_OK) {
-        cla_context_job_ended(ctx);
-        goto done;
+    if (ready) {
+        st = cla_cl_check(log, cl->SetEventCallback(ready, CL_COMPLETE, begin, job),
+                          "clSetEventCallback");
+        if (st != CLATTN_OK) {
+            cla_context_job_ended(ctx);
+            goto done;
+        }
+    } else {
+        hand_over(job);
     }
     job = NULL;
-    cl->Flush(queue);
-    cl->Flush(submit->queue);
     if (submit->done) {
         *(cl_event *)submit->done = finished;
-        retained = false;
+        finished = NULL;
     }
 done:
     if (job && behind) // nobody else will end what waits for it
-        cl->SetUserEventStatus(job->finished, CL_OUT_OF_RESOURCES);
-    if (retained)
+        cl->SetUserEventStatus(finished, CL_OUT_OF_RESOURCES);
+    if (finished)
         cl->ReleaseEvent(finished);
     if (behind)
         cl->ReleaseEvent(behind);
-    if (last)
-        cl->ReleaseEvent(last);
     if (ready)
         cl->ReleaseEvent(ready);
-    if (queue)
-        cl->ReleaseCommandQueue(queue);
-    if (job) {
-        unmap_all(job);
+    if (job)
         job_free(job);
-    }
     return st;
 }

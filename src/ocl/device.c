@@ -199,8 +199,10 @@ static uint32_t quirks(const struct cla_caps *caps)
 {
     if (strcmp(caps->platform, "rusticl") != 0)
         return 0;
+    // llvmpipe: a row of 10^6 keys stopped after 61440, where its loops had run 65535 times.
+    const bool llvmpipe = caps->type_has_cpu_bit && caps->native_width_f32 < 4;
     return CLA_QUIRK_KERNEL_QUERIES_LIE |
-           (caps->type_has_cpu_bit && caps->native_width_f32 < 4 ? CLA_QUIRK_SCALARIZES : 0);
+           (llvmpipe ? CLA_QUIRK_SCALARIZES | CLA_QUIRK_LOOP_LIMIT : 0);
 }
 
 static void fill_texts(const struct query *q, struct cla_caps *caps)
