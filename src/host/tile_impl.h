@@ -152,58 +152,19 @@ static void tile_apply_window(struct tile *t, int32_t key, int32_t n)
     }
 }
 
-// W mask bytes as vector masks, -1 = not 0.
-VEC_INLINE vi load_mask_bytes(const uint8_t *p)
+// Reads the boolean mask of n keys. Returns whether a row sees any of them; *all: whether the mask
+// shows every pair.
+static bool tile_load_mask(struct tile *t, int32_t key, int32_t n, bool *all)
 {
-    typedef uint8_t vb __attribute__((vector_size(W)));
-    vb bytes;
-    memcpy(&bytes, p, sizeof bytes);
-    return (vi)(__builtin_convertvector(bytes, vi) != (vi){0});
-}
-
-// Keys [0, n) of W lanes whose mask rows are contiguous, transposed like Q. *any and *all collect
-// the bits.
-static void tile_load_mask_rows(struct tile *t, const uint8_t *base, int32_t v, int32_t n, vi *any,
-                                vi *all)
-{
+    const struct cla_problem *p = t->f->p;
     const int64_t *stride = t->f->call->mask.stride;
-    const uint8_t *row[W];
-    for (int32_t i = 0; i < W; i++)
-        row[i] = base + t->head[v * W + i] * stride[1] + t->query[v * W + i] * stride[2];
-    int32_t j = 0;
-    for (; j + W <= n; j += W) {
-        vf block[W];
-        VEC_UNROLL
-        for (int32_t i = 0; i < W; i++) {
-            const vi bits = load_mask_bytes(row[i] + j);
-            *any |= bits;
-            *all &= bits;
-            block[i] = (vf)bits;
-        }
-        vec_transpose(block);
-        VEC_UNROLL
-        for (int32_t i = 0; i < W; i++)
-            t->vis[(j + i) * QV + v] = (vi)block[i];
-    }
-    for (; j < n; j++) {
-        vi bits = {0};
-        for (int32_t i = 0; i < W; i++)
-            bits[i] = -(int32_t)(row[i][j] != 0);
-        *any |= bits;
-        *all &= bits;
-        t->vis[j * QV + v] = bits;
-    }
-}
-
-// The same for any strides.
-static void tile_load_mask_apart(struct tile *t, const uint8_t *base, int32_t n, vi *any, vi *all)
-{
-    const int64_t *stride = t->f->call->mask.stride;
+    const uint8_t *base = t->f->mem->mask + t->job->b * stride[0] + key * stride[3];
     int32_t *vis = (int32_t *)t->vis;
     int32_t any_bits = 0, all_bits = -1;
     // Rows that share their mask, as with padding of keys, are read once.
-    const bool shared = stride[2] == 0 && (stride[1] == 0 || t->f->p->group == 1);
-    for (int32_t lane = 0; lane < (shared ? 1 : TQ); lane++) {
+    const bool shared = stride[2] == 0 && (stride[1] == 0 || p->group == 1);
+    const int32_t lanes = shared ? 1 : TQ;
+    for (int32_t lane = 0; lane < lanes; lane++) {
         const uint8_t *row = base + t->head[lane] * stride[1] + t->query[lane] * stride[2];
         for (int32_t j = 0; j < n; j++) {
             const int32_t bits = -(int32_t)(row[j * stride[3]] != 0);
@@ -212,34 +173,12 @@ static void tile_load_mask_apart(struct tile *t, const uint8_t *base, int32_t n,
             all_bits &= bits;
         }
     }
-    for (int32_t j = 0; shared && j < n; j++) {
-        const vi bits = vis[j * TQ] - (vi){0};
-        for (int v = 0; v < QV; v++)
-            t->vis[j * QV + v] = bits;
-    }
-    *any |= any_bits - (vi){0};
-    *all &= all_bits - (vi){0};
-}
-
-// Reads the boolean mask of n keys. Returns whether a row sees any of them; *all: whether the mask
-// shows every pair.
-static bool tile_load_mask(struct tile *t, int32_t key, int32_t n, bool *all)
-{
-    const int64_t *stride = t->f->call->mask.stride;
-    const uint8_t *base = t->f->mem->mask + t->job->b * stride[0] + key * stride[3];
-    vi any_bits = {0}, all_bits = ~(vi){0};
-    if (stride[3] == 1 && stride[2] != 0)
-        for (int32_t v = 0; v < QV; v++)
-            tile_load_mask_rows(t, base, v, n, &any_bits, &all_bits);
-    else
-        tile_load_mask_apart(t, base, n, &any_bits, &all_bits);
-    int32_t some = 0, every = -1;
-    for (int32_t i = 0; i < W; i++) {
-        some |= any_bits[i];
-        every &= all_bits[i];
-    }
-    *all = every != 0;
-    return some != 0;
+    if (shared)
+        for (int32_t j = 0; j < n; j++)
+            for (int v = 0; v < QV; v++)
+                t->vis[j * QV + v] = vis[j * TQ] - (vi){0};
+    *all = all_bits != 0;
+    return any_bits != 0;
 }
 
 static void tile_apply_mask(struct tile *t, int32_t n)
