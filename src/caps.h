@@ -24,6 +24,8 @@ enum {
     CLA_QUIRK_SCALARIZES = 1u << 1,
     // A work-item is stopped without a word after CLA_LOOP_LIMIT iterations of all its loops.
     CLA_QUIRK_LOOP_LIMIT = 1u << 2,
+    // Calls from several threads at once now and then give wrong numbers.
+    CLA_QUIRK_ONE_THREAD = 1u << 3,
 };
 
 enum { CLA_LOOP_LIMIT = 65535 };

@@ -79,7 +79,8 @@ typedef struct clattn_device_info {
     int32_t has_subgroups;   ///< 1 with sub-groups
     int32_t vector_shape;    ///< 1 where the kernel with vector lanes as rows is preferred
     /// Driver quirks that were switched on: 1 = its figures of compiled kernels are not believed,
-    /// 2 = no vector shape, 4 = it stops long loops, so that the CPU path takes long rows.
+    /// 2 = no vector shape, 4 = it stops long loops, so that the CPU path takes long rows,
+    /// 8 = blocking calls from several threads take turns.
     uint32_t quirks;
     int32_t rank;            ///< 0 = the device that would be chosen, then upward
 } clattn_device_info;

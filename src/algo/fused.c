@@ -240,14 +240,13 @@ static clattn_status enqueue(clattn_context *ctx, const struct cla_problem *p,
     return launch(ctx, p, prepared, call, submit);
 }
 
-static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
-                         const struct cla_prepared *prepared, const struct cla_call *call)
+// Copies in, runs, copies out.
+static clattn_status run_on_device(clattn_context *ctx, const struct cla_problem *p,
+                                   const struct cla_prepared *prepared,
+                                   const struct cla_call *call)
 {
     struct cla_stage stage;
-    clattn_status st = check_keys(ctx, p, &prepared->tile, call);
-    if (st != CLATTN_OK)
-        return may_fall_back(p) ? cla_algo_host.run(ctx, p, NULL, call) : st;
-    st = cla_stage_in(ctx, p, call, &stage);
+    clattn_status st = cla_stage_in(ctx, p, call, &stage);
     if (st != CLATTN_OK)
         return st;
     const struct cla_log *log = &ctx->log;
@@ -261,6 +260,21 @@ done:
     if (event)
         cl->ReleaseEvent(event);
     cla_stage_release(&stage);
+    return st;
+}
+
+static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
+                         const struct cla_prepared *prepared, const struct cla_call *call)
+{
+    clattn_status st = check_keys(ctx, p, &prepared->tile, call);
+    if (st != CLATTN_OK)
+        return may_fall_back(p) ? cla_algo_host.run(ctx, p, NULL, call) : st;
+    const bool take_turns = (ctx->caps.quirks & CLA_QUIRK_ONE_THREAD) != 0;
+    if (take_turns)
+        cla_mutex_lock(ctx->map_mutex);
+    st = run_on_device(ctx, p, prepared, call);
+    if (take_turns)
+        cla_mutex_unlock(ctx->map_mutex);
     return st;
 }
 

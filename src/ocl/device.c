@@ -201,7 +201,7 @@ static uint32_t quirks(const struct cla_caps *caps)
         return 0;
     // llvmpipe: a row of 10^6 keys stopped after 61440, where its loops had run 65535 times.
     const bool llvmpipe = caps->type_has_cpu_bit && caps->native_width_f32 < 4;
-    return CLA_QUIRK_KERNEL_QUERIES_LIE |
+    return CLA_QUIRK_KERNEL_QUERIES_LIE | CLA_QUIRK_ONE_THREAD |
            (llvmpipe ? CLA_QUIRK_SCALARIZES | CLA_QUIRK_LOOP_LIMIT : 0);
 }
 

@@ -97,7 +97,7 @@ static void print_log(void *user, clattn_log_level level, const char *message)
 
 bool takes_threads(const clattn_device_info *info)
 {
-    return strcmp(info->platform, "Oclgrind") != 0;
+    return strcmp(info->platform, "Oclgrind") != 0 && strcmp(info->platform, "rusticl") != 0;
 }
 
 // Without vectors of their own, software devices take minutes for what others do in seconds.

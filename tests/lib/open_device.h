@@ -32,7 +32,8 @@ struct log_capture {
 };
 
 // Whether two threads may enqueue kernels at once. Oclgrind 21.10 simulates one kernel at a time
-// and stops with an assertion of its own when a second one begins.
+// and stops with an assertion of its own when a second one begins; Mesa 22.3's rusticl now and then
+// gives wrong numbers.
 bool takes_threads(const clattn_device_info *info);
 
 void log_capture(void *user, clattn_log_level level, const char *message);

@@ -387,7 +387,7 @@ static void devices_in_order(void **state)
     assert_ptr_equal(list[1].platform, &platforms[3]);
     assert_ptr_equal(list[1].device, &three_devices[0]);
     assert_int_equal(list[1].caps.quirks, CLA_QUIRK_KERNEL_QUERIES_LIE | CLA_QUIRK_SCALARIZES |
-                                                 CLA_QUIRK_LOOP_LIMIT);
+                                                 CLA_QUIRK_LOOP_LIMIT | CLA_QUIRK_ONE_THREAD);
     assert_ptr_equal(list[2].device, &three_devices[2]);
     assert_int_equal(record.count[CLATTN_LOG_WARN], 2); // the broken platform, the dead device
     assert_int_equal(record.count[CLATTN_LOG_ERROR], 0);
