@@ -14,7 +14,7 @@ import json
 import re
 import sys
 
-SHOWN_LINES = 60
+SHOWN_LINES = 40
 
 
 def output_of(test):
@@ -42,13 +42,15 @@ def count(test, forbid):
 
 
 def show(test, forbid):
-    lines = output_of(test).splitlines()
-    hits = [n for n, line in enumerate(lines) if forbid and forbid.search(line)]
-    start = max(0, hits[0] - 4) if hits else max(0, len(lines) - SHOWN_LINES)
     print(f"  {test['result']}: {test['name']} (exit status {test.get('returncode')})",
           file=sys.stderr)
-    for line in lines[start:start + SHOWN_LINES]:
-        print("    | " + line, file=sys.stderr)
+    # A driver may flood standard error, so each stream has lines of its own.
+    for stream in ("stdout", "stderr"):
+        lines = (test.get(stream) or "").splitlines()
+        hits = [n for n, line in enumerate(lines) if forbid and forbid.search(line)]
+        start = max(0, hits[0] - 4) if hits else max(0, len(lines) - SHOWN_LINES)
+        for line in lines[start:start + SHOWN_LINES]:
+            print("    | " + line, file=sys.stderr)
 
 
 def main():
