@@ -15,9 +15,12 @@
 
 #define TQ (W * QV)
 #define FLUSH_KEYS 8192
-// Vectors that the exponential takes at once.
-#define CHUNK VEC_EXP_MOST
-_Static_assert(CHUNK % QV == 0, "a chunk holds whole keys");
+// Vectors that the exponential takes at once: whole keys.
+#define CHUNK (VEC_EXP_MOST / QV * QV)
+_Static_assert(CHUNK > 0, "a chunk holds a key");
+// Floats of V in a tile. They are read once for each block of RD channels, so they should stay in
+// the first-level cache or in what of the second can be had without waiting: 32 KiB.
+#define TILE_FLOATS 8192
 
 struct tile {
     const struct cla_host_fwd *f;
@@ -39,9 +42,7 @@ struct tile {
 
 static int32_t tile_keys(const struct cla_problem *p)
 {
-    // K or V of a tile should take at most half of a 32 KiB first-level cache.
-    const int32_t dim = p->dim_v > p->dim_qk ? p->dim_v : p->dim_qk;
-    int32_t keys = 4096 / dim;
+    int32_t keys = TILE_FLOATS / p->dim_v;
     keys = keys < 32 ? 32 : keys > TILE_K ? TILE_K : keys;
     return keys / RK * RK;
 }
@@ -128,9 +129,16 @@ static void tile_scores(const struct tile *t, int32_t key, int32_t n)
 {
     const float *k = t->k + key * t->k_stride;
     vf *s = t->s;
+    // While a block of keys is computed, the next one of K is fetched, and the rows of V that these
+    // keys will need.
+    struct ahead ahead = {.k_stride = 4 * t->k_stride, .v_stride = 4 * t->v_stride};
+    ahead.v = (uintptr_t)(t->v + key * t->v_stride);
     int32_t j = 0;
-    for (; j + RK <= n; j += RK)
-        score_block(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV);
+    for (; j + RK <= n; j += RK) {
+        ahead.k = (uintptr_t)(k + j * t->k_stride) + (uintptr_t)(RK * ahead.k_stride);
+        score_block(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, &ahead);
+        ahead.v += (uintptr_t)(RK * ahead.v_stride);
+    }
     if (j < n)
         score_rest(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, n - j);
     if (t->post_scale != 1.0f) {
