@@ -28,11 +28,8 @@
 // V can turn into something else than 0, and never into something finite: a tile whose output is
 // not finite everywhere is computed again, with the hidden pairs left out one by one.
 
-#ifndef DIM_QK
-#error "fused_vector.cl: DIM_QK"
-#endif
-#ifndef DIM_V
-#error "fused_vector.cl: DIM_V"
+#if !defined(DIM_QK) || !defined(DIM_V)
+#error "fused_vector.cl: DIM_QK, DIM_V"
 #endif
 #ifndef W
 #error "fused_vector.cl: W"
@@ -43,11 +40,8 @@
 #ifndef TILE_K
 #error "fused_vector.cl: TILE_K"
 #endif
-#ifndef RK
-#error "fused_vector.cl: RK"
-#endif
-#ifndef RD
-#error "fused_vector.cl: RD"
+#if !defined(RK) || !defined(RD)
+#error "fused_vector.cl: RK, RD"
 #endif
 
 #define ROW_LANES W
@@ -65,14 +59,17 @@
 // A block of RK keys may begin at the last key of a tile.
 #define PADDED_K (TILE_K + RK - 1)
 
-// Steps of the two inner loops at a time: fewer instructions that are not multiply-adds.
+// Steps of the two inner loops at a time: fewer instructions that are not multiply-adds. A loop
+// marked `unroll 1` is there because a compiler took all channels at once, and ran out of registers.
 #define UNROLL 4
 
-// Asks for a cache line ahead of its use. The built-in prefetch() does nothing on CPU drivers.
+// Asks for the cache line of element `at` of p ahead of its use, behind the end of p too. The
+// built-in prefetch() does nothing on CPU drivers.
 #ifdef HAS_PREFETCH
-#define PREFETCH(p) __builtin_prefetch((const void *)(ulong)(p))
+#define PREFETCH(p, at)                                                                            \
+    __builtin_prefetch((const void *)((ulong)(p) + (ulong)(at) * sizeof(kv_elem)))
 #else
-#define PREFETCH(p)
+#define PREFETCH(p, at)
 #endif
 #define LINE 16 // channels asked for together: 64 bytes of floats
 
@@ -169,7 +166,7 @@ struct key_tile {
 static inline void add_scores(ROWF x[RK][QV], const ROWF *q, __global const kv_elem *row[RK], int d,
                               const int channels)
 {
-#pragma unroll UNROLL
+#pragma unroll
     for (int c = d; c < d + channels; ++c) {
 #pragma unroll
         for (int r = 0; r < RK; ++r) {
@@ -181,39 +178,39 @@ static inline void add_scores(ROWF x[RK][QV], const ROWF *q, __global const kv_e
     }
 }
 
-// p[key][vector] = scores. A block that reaches over the end takes later keys or repeats the last
-// one, whose scores nobody reads. Asks for the rows of V it will be multiplied with, and for the
-// next block of K.
+// p[key][vector] = scores. A block that reaches over the end repeats the last key, whose scores
+// nobody reads. Asks for the rows of V it will be multiplied with, and for the next block of K.
 static inline void score(ROWF *p, const ROWF *q, const struct key_tile *t)
 {
-    __global const kv_elem *next[RK];
-#pragma unroll
-    for (int r = 0; r < RK; ++r)
-        next[r] = t->k + min(r, t->left - 1) * t->k_stride;
     for (int j = 0; j < t->keys; j += RK) {
         __global const kv_elem *row[RK];
-        __global const kv_elem *val[RK];
         ROWF x[RK][QV];
+        row[0] = t->k + j * t->k_stride;
+#pragma unroll
+        for (int r = 1; r < RK; ++r)
+            row[r] = row[r - 1] + (j + r < t->left ? t->k_stride : 0);
 #pragma unroll
         for (int r = 0; r < RK; ++r) {
-            row[r] = next[r];
-            next[r] = t->k + min(j + RK + r, t->left - 1) * t->k_stride;
-            val[r] = t->v + min(j + r, t->left - 1) * t->v_stride;
 #pragma unroll
             for (int v = 0; v < QV; ++v)
                 x[r][v] = (ROWF)(0.0f);
         }
         int d = 0;
+#pragma unroll 1
         for (; d + LINE <= DIM_QK; d += LINE) {
 #pragma unroll
             for (int r = 0; r < RK; ++r) {
-                PREFETCH(next[r] + d);
-                PREFETCH(val[r] + d);
+                PREFETCH(t->k, (j + RK + r) * t->k_stride + d);
+                PREFETCH(t->v, (j + r) * t->v_stride + d);
             }
-            add_scores(x, q, row, d, LINE);
+#pragma unroll 1
+            for (int c = d; c < d + LINE; c += UNROLL)
+                add_scores(x, q, row, c, UNROLL);
         }
-#if DIM_QK % LINE != 0
-        add_scores(x, q, row, d, DIM_QK % LINE);
+        for (; d + UNROLL <= DIM_QK; d += UNROLL)
+            add_scores(x, q, row, d, UNROLL);
+#if DIM_QK % UNROLL != 0
+        add_scores(x, q, row, d, DIM_QK % UNROLL);
 #endif
 #pragma unroll
         for (int r = 0; r < RK; ++r) {

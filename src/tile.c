@@ -157,7 +157,7 @@ struct vector_tile {
 
 static const struct vector_tile vector_ladder[] = {
     {16, 2, 8, 8, 128}, {16, 1, 8, 8, 128},
-    {8, 3, 4, 4, 96},   {8, 2, 6, 4, 96}, {8, 1, 6, 4, 96},
+    {8, 3, 4, 4, 64},   {8, 2, 6, 4, 64}, {8, 1, 6, 4, 64},
     {4, 4, 2, 2, 64},   {4, 1, 4, 4, 64},
 };
 enum { VECTOR_LADDER = sizeof vector_ladder / sizeof vector_ladder[0] };
