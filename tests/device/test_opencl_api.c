@@ -287,15 +287,31 @@ static void gated(cl_command_queue queue)
     CL_OK(clReleaseEvent(done));
 }
 
+// Oclgrind computes inside clFlush(), which then never returns while a user event is not set.
+static bool has_user_events(const struct test_device *device)
+{
+    return strcmp(device->info.platform, "Oclgrind") != 0;
+}
+
+static void need_user_events(void)
+{
+    if (!has_user_events(app.device)) {
+        printf("this simulator blocks in clFlush() until a user event is set\n");
+        skip();
+    }
+}
+
 static void test_gate_in_order(void **state)
 {
     (void)state;
+    need_user_events();
     gated(app.in_order);
 }
 
 static void test_gate_out_of_order(void **state)
 {
     (void)state;
+    need_user_events();
     if (!app.out_of_order)
         skip();
     gated(app.out_of_order);
@@ -371,6 +387,7 @@ static void test_chain(void **state)
 static void test_plan_goes_first(void **state)
 {
     (void)state;
+    need_user_events();
     cl_event gate = user_event(), done = NULL;
     write_inputs(app.in_order);
     enqueue(app.in_order, gate, &done);
@@ -387,6 +404,7 @@ static void test_plan_goes_first(void **state)
 static void test_nothing_to_do(void **state)
 {
     (void)state;
+    need_user_events();
     for (int which = 0; which < 2; which++) {
         cl_event gate = user_event(), done = NULL;
         clattn_attention_call call = make_call();
@@ -560,6 +578,7 @@ static bool failures_are_told(void)
 static void test_failed_wait(void **state)
 {
     (void)state;
+    need_user_events();
     if (app.algo == CLATTN_ALGO_FUSED) {
         printf("what a driver does with its own commands behind a failed event is up to it\n");
         skip();
@@ -741,6 +760,8 @@ int main(void)
     }
     for (int n = 0; n < count; n++) {
         failed += run_on(&devices[n], CLATTN_ALGO_FUSED, "fused");
+        if (!has_user_events(&devices[n])) // the CPU path behind a queue stands on them
+            continue;
         failed += run_on(&devices[n], CLATTN_ALGO_HOST, "host");
         failed += run_on(&devices[n], CLATTN_ALGO_REFERENCE, "reference");
     }
