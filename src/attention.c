@@ -68,8 +68,9 @@ static clattn_status choose(clattn_plan *plan)
     // Falling back: something better failed, or OpenCL was there and could not serve.
     plan->is_fallback = st == CLATTN_OK && plan->problem.algo == CLATTN_ALGO_AUTO &&
                         (i > 0 || (ctx->ocl && plan->choice.algo->id == CLATTN_ALGO_HOST));
+    // What was proposed and failed says why by its own status.
     if (ranking->count == 0 || i == ranking->count)
-        st = cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED, "nothing can serve this plan: %s",
+        st = cla_fail(&ctx->log, st, "nothing can serve this plan: %s",
                       plan->refusals.count ? plan->refusals.text[plan->refusals.count - 1]
                                            : "no algorithm");
     free(ranking);

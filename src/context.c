@@ -196,6 +196,16 @@ clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **o
     return CLATTN_OK;
 }
 
+// The CPU path by its name: without a look at OpenCL, where drivers have been seen to end the
+// process. So it has no index among the devices.
+static clattn_status open_builtin(const clattn_context_desc *d, clattn_context **out)
+{
+    clattn_status st = cla_context_alloc(d, out);
+    if (st == CLATTN_OK)
+        builtin_caps(&(*out)->caps, d->threads);
+    return st;
+}
+
 // A context on the device of this index.
 static clattn_status open_device(const clattn_context_desc *d, const struct cla_caps *list,
                                  int32_t count, int32_t index, clattn_context **out)
@@ -269,6 +279,10 @@ clattn_status clattn_context_create(const clattn_context_desc *desc, clattn_cont
     const char *selector = d.device && d.device[0] ? d.device : NULL;
     if (!selector)
         selector = cla_os_env("CLATTN_DEVICE");
+    if (selector && cla_device_is_builtin(selector)) {
+        CLA_TRY(open_builtin(&d, out));
+        goto done;
+    }
     CLA_TRY(list_devices(&d, &log, &list, &count));
     CLA_TRY(selector ? open_selected(&d, selector, &log, list, count, out)
                      : open_best(&d, &log, list, count, out));

@@ -59,6 +59,11 @@ static bool contains(const char *text, const char *part)
     return false;
 }
 
+bool cla_device_is_builtin(const char *selector)
+{
+    return strlen(selector) == 3 && contains(selector, "cpu");
+}
+
 int32_t cla_device_select(const struct cla_caps *caps, int32_t count, const char *selector)
 {
     if (selector[0] && strspn(selector, "0123456789") == strlen(selector)) {
@@ -67,7 +72,7 @@ int32_t cla_device_select(const struct cla_caps *caps, int32_t count, const char
         const long index = strtol(selector, NULL, 10);
         return index < count ? (int32_t)index : -1;
     }
-    const bool builtin = strlen(selector) == 3 && contains(selector, "cpu");
+    const bool builtin = cla_device_is_builtin(selector);
     for (int32_t i = 0; i < count; i++) {
         if (builtin ? caps[i].type == CLA_DEVICE_BUILTIN
                     : contains(caps[i].name, selector) || contains(caps[i].platform, selector))

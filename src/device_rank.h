@@ -9,6 +9,9 @@
 // one that was listed first.
 void cla_device_rank(const struct cla_caps *caps, int32_t count, int32_t *order);
 
+// Whether a selector names the built-in path, which needs no list.
+bool cla_device_is_builtin(const char *selector);
+
 // Index of the first device that `selector` fits, -1 if none: digits = index, "cpu" = the built-in
 // path, else part of the platform's or device's name in any case.
 int32_t cla_device_select(const struct cla_caps *caps, int32_t count, const char *selector);

@@ -270,9 +270,11 @@ static int probe(const char *selector, json_t *report)
     json_object_set_new(report, "messages", messages(&log));
     json_object_set_new(report, "devices", devices);
     log.keep = CLATTN_LOG_ERROR;
+    if (selector && only < 0)
+        only = count - 1; // the CPU path, opened by its name
     for (int32_t i = 0; st == CLATTN_OK && i < count; i++) {
         clattn_device_info info = {.struct_size = sizeof info};
-        if (only >= 0 && i != only)
+        if (selector && i != only)
             continue;
         st = clattn_device_get_info(&desc, i, &info);
         if (st == CLATTN_OK)

@@ -28,8 +28,8 @@ enum {
 typedef struct clattn_context_desc {
     size_t struct_size; ///< sizeof(clattn_context_desc), set by clattn_context_desc_init()
     /// Which device: NULL = $CLATTN_DEVICE, and where that is unset or empty the best one. Digits
-    /// = index as clattn_device_count() counts; "cpu" = the built-in CPU path; else part of the
-    /// platform's or device's name in any case, the first that fits.
+    /// = index as clattn_device_count() counts; "cpu" = the built-in CPU path, without a look at
+    /// OpenCL; else part of the platform's or device's name in any case, the first that fits.
     const char *device;
     uint32_t flags;         ///< CLATTN_CONTEXT_* bits
     int32_t threads;        ///< threads of the CPU path; 0 = as many as OpenMP would take
@@ -58,7 +58,8 @@ typedef enum clattn_device_type {
 /// clattn_context_get_device_info().
 typedef struct clattn_device_info {
     size_t struct_size;      ///< set by the caller to sizeof(clattn_device_info)
-    int32_t index;           ///< as in a selector; -1 for a device adopted from the application
+    int32_t index;           ///< as in a selector; -1 where no list was made: a device adopted
+                             ///< from the application, the CPU path opened as "cpu"
     int32_t type;            ///< enum clattn_device_type
     char platform[128];      ///< platform name; "clattn" for the built-in path
     char name[128];          ///< device name

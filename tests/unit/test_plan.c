@@ -242,6 +242,46 @@ static void test_selector(void **state)
         assert_int_equal(cla_device_select(c, 3, t[i].selector), t[i].want);
 }
 
+static void count_message(void *user, clattn_log_level level, const char *text)
+{
+    (void)level;
+    (void)text;
+    ++*(int *)user;
+}
+
+// By its name the CPU path is opened without a look at OpenCL, by its index with one.
+static void test_cpu_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *selector;
+        int32_t index;
+        bool looks;
+    } t[] = {{"cpu", -1, false}, {"Cpu", -1, false}, {"0", 0, true}, {"built-in", 0, true}};
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        int messages = 0;
+        clattn_context_desc desc;
+        clattn_context *ctx = NULL;
+        clattn_device_info info = {.struct_size = sizeof info};
+        clattn_context_desc_init(&desc, sizeof desc);
+        desc.device = t[i].selector;
+        desc.opencl_library = "libcla_missing.so";
+        desc.log = count_message;
+        desc.log_user = &messages;
+        desc.log_level = CLATTN_LOG_INFO;
+        assert_int_equal(clattn_context_create(&desc, &ctx), CLATTN_OK);
+        assert_int_equal(clattn_context_get_device_info(ctx, &info), CLATTN_OK);
+        assert_int_equal(info.index, t[i].index);
+        assert_int_equal(info.type, CLATTN_DEVICE_BUILTIN_CPU);
+        assert_string_equal(info.platform, "clattn");
+        assert_true(info.compute_units >= 1);
+#if CLA_HAVE_OPENCL
+        assert_int_equal(messages > 0, t[i].looks);
+#endif
+        clattn_context_destroy(&ctx);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -257,6 +297,7 @@ int main(void)
         cmocka_unit_test(test_device_order),
         cmocka_unit_test(test_device_order_is_stable),
         cmocka_unit_test(test_selector),
+        cmocka_unit_test(test_cpu_by_name),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

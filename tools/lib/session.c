@@ -240,7 +240,11 @@ double tool_median(double *times, size_t n)
 
 void tool_device_text(const clattn_device_info *info, char *text, size_t size)
 {
-    snprintf(text, size, "[%d] %s: %s", (int)info->index, info->platform, info->name);
+    // What is in brackets is always a selector.
+    if (info->index < 0)
+        snprintf(text, size, "[cpu] %s: %s", info->platform, info->name);
+    else
+        snprintf(text, size, "[%d] %s: %s", (int)info->index, info->platform, info->name);
 }
 
 void tool_tile_text(const clattn_plan_info *info, char *text, size_t size)
