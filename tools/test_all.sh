@@ -238,6 +238,7 @@ step_host() {
 
 step_pocl() {
   device_suite pocl 1200
+  ! have gcc || suites gcc pocl-tools 600 --suite tools
 }
 
 step_pocl_cbs() {
@@ -247,10 +248,12 @@ step_pocl_cbs() {
 step_intel() {
   check "install ${intel_packages[*]}" install_intel
   device_suite intel 1200
+  ! have gcc || suites gcc intel-tools 600 --suite tools
 }
 
 step_llvmpipe() {
   device_suite llvmpipe 1200
+  ! have gcc || suites gcc llvmpipe-tools 600 --suite tools
 }
 
 race_is_reported() { # a kernel with a race, to see that reports are recognised
