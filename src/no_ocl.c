@@ -110,22 +110,16 @@ static int propose(const struct cla_problem *p, const struct cla_caps *caps, str
 const struct cla_algo cla_algo_fused = {
     .id = CLATTN_ALGO_FUSED, .name = "fused", .propose = propose};
 
-clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
-                              const struct cla_call *call, bool reference)
+clattn_status cla_host_work_run(clattn_context *ctx, const struct cla_host_work *work)
 {
-    (void)p;
-    (void)call;
-    (void)reference;
+    (void)work;
     return none(&ctx->log);
 }
 
-clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
-                               const struct cla_call *call, bool reference,
-                               const struct cla_submit *submit)
+clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_work *work,
+                                    const struct cla_submit *submit)
 {
-    (void)p;
-    (void)call;
-    (void)reference;
+    (void)work;
     (void)submit;
     return none(&ctx->log);
 }
