@@ -81,6 +81,29 @@ struct cla_fwd_args {
 #define CLA_MASK_WINDOW 1  // causal or window: win_lo, win_hi
 #define CLA_MASK_GENERAL 2 // the window and the boolean mask
 
+// Argument block of the row softmax kernels, by value in slot 0; then X, Y, LSE, workspace.
+// Offsets, strides and lengths in elements. A row is cut into `parts` parts of `part_len`, the last
+// one may be shorter; the workspace has a maximum and a sum for each part of each row.
+struct cla_softmax_args {
+    cla_i64 x_offset;
+    cla_i64 y_offset;
+    cla_i64 lse_offset;
+    cla_i64 workspace_offset;
+    cla_i64 stride_x;
+    cla_i64 stride_y;
+    cla_i64 len;
+    cla_i64 part_len;
+    cla_i32 parts;
+    cla_u32 flags; // CLA_FWD_HAS_LSE
+    float scale;
+    cla_i32 reserved;
+};
+
+// SOFTMAX_ALGO, a literal of softmax.cl; equal to enum clattn_softmax_algo.
+#define CLA_SOFTMAX_NAIVE 1
+#define CLA_SOFTMAX_SAFE 2
+#define CLA_SOFTMAX_ONLINE 3
+
 // DTYPE_*, literals of the kernels; equal to enum clattn_dtype.
 #define CLA_DTYPE_F32 0
 #define CLA_DTYPE_F16 1

@@ -6,13 +6,17 @@
 #include "context_ocl.h"
 #include "ocl/error.h"
 
-static clattn_status check_queue(const clattn_context *ctx, cl_command_queue queue)
+clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue, cl_uint num_wait,
+                              const cl_event *wait)
 {
     clattn_status st = CLATTN_OK;
     const struct cla_log *log = &ctx->log;
     const struct cla_cl *cl = ctx->ocl->cl;
     cl_context context = NULL;
     cl_device_id device = NULL;
+    if ((num_wait > 0) != (wait != NULL))
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "num_wait is %u, wait is %s",
+                        (unsigned)num_wait, wait ? "set" : "NULL");
     if (!queue)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "queue is NULL");
     CLA_CL(cl->GetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof context, &context, NULL));
@@ -53,10 +57,7 @@ clattn_status clattn_attention_enqueue(const clattn_plan *plan, const clattn_att
     if (!ctx->ocl)
         return cla_fail(log, CLATTN_ERR_NO_OPENCL,
                         "enqueue: the plan is of the built-in CPU path, which has no queue");
-    if ((num_wait > 0) != (wait != NULL))
-        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "num_wait is %u, wait is %s",
-                        (unsigned)num_wait, wait ? "set" : "NULL");
-    CLA_TRY(check_queue(ctx, queue));
+    CLA_TRY(cla_queue_check(ctx, queue, num_wait, wait));
     CLA_TRY(cla_call_check(&plan->problem, call, cla_context_mem_size(ctx), ctx, log, &checked));
     CLA_TRY(check_kinds(plan, &checked));
     if (checked.batch == 0 || checked.len_q == 0) {

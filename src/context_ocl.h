@@ -19,4 +19,8 @@ struct cla_ocl {
 clattn_status cla_ocl_build(clattn_context *ctx, const char *file, const char *options,
                             clattn_log_level fail_level, cl_program *out);
 
+// Whether an application's queue and wait list can be used with this context.
+clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue, cl_uint num_wait,
+                              const cl_event *wait);
+
 #endif // CLA_CONTEXT_OCL_H

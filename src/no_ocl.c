@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "algo/algo.h"
+#include "algo/softmax.h"
 #include "context.h"
 
 static clattn_status none(const struct cla_log *log)
@@ -110,23 +111,40 @@ static int propose(const struct cla_problem *p, const struct cla_caps *caps, str
 const struct cla_algo cla_algo_fused = {
     .id = CLATTN_ALGO_FUSED, .name = "fused", .propose = propose};
 
-clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
-                              const struct cla_call *call, bool reference)
+clattn_status cla_host_work_run(clattn_context *ctx, const struct cla_host_work *work)
 {
-    (void)p;
-    (void)call;
-    (void)reference;
+    (void)work;
     return none(&ctx->log);
 }
 
-clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
-                               const struct cla_call *call, bool reference,
-                               const struct cla_submit *submit)
+clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_work *work,
+                                    const struct cla_submit *submit)
 {
-    (void)p;
-    (void)call;
-    (void)reference;
+    (void)work;
     (void)submit;
+    return none(&ctx->log);
+}
+
+clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax *s,
+                                  struct cla_softmax_kernels **out)
+{
+    (void)s;
+    *out = NULL;
+    return none(&ctx->log);
+}
+
+void cla_softmax_release(struct cla_softmax_kernels **kernels)
+{
+    (void)kernels;
+}
+
+clattn_status cla_softmax_run(clattn_context *ctx, const struct cla_softmax *s,
+                              const struct cla_softmax_kernels *kernels,
+                              const struct cla_softmax_call *call)
+{
+    (void)s;
+    (void)kernels;
+    (void)call;
     return none(&ctx->log);
 }
 
@@ -142,6 +160,22 @@ CLATTN_API void *clattn_context_cl_device(const clattn_context *ctx);
 CLATTN_API clattn_status clattn_attention_enqueue(const clattn_plan *plan,
                                                   const clattn_attention_call *call, void *queue,
                                                   uint32_t num_wait, const void *wait, void *done);
+CLATTN_API clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
+                                                const clattn_softmax_call *call, void *queue,
+                                                uint32_t num_wait, const void *wait, void *done);
+
+clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
+                                     const clattn_softmax_call *call, void *queue,
+                                     uint32_t num_wait, const void *wait, void *done)
+{
+    (void)plan;
+    (void)call;
+    (void)queue;
+    (void)num_wait;
+    (void)wait;
+    (void)done;
+    return CLATTN_ERR_NO_OPENCL;
+}
 
 clattn_status clattn_context_create_opencl(const clattn_context_desc *desc, void *cl_ctx,
                                            void *cl_dev, void *queue, clattn_context **out)

@@ -38,7 +38,7 @@ clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, v
     return CLATTN_OK;
 }
 
-static void struct_init(void *s, size_t size)
+void cla_struct_init(void *s, size_t size)
 {
     if (s && size >= sizeof(size_t)) {
         memset(s, 0, size);
@@ -48,17 +48,17 @@ static void struct_init(void *s, size_t size)
 
 void clattn_attention_desc_init(clattn_attention_desc *desc, size_t size)
 {
-    struct_init(desc, size);
+    cla_struct_init(desc, size);
 }
 
 void clattn_attention_call_init(clattn_attention_call *call, size_t size)
 {
-    struct_init(call, size);
+    cla_struct_init(call, size);
 }
 
 void clattn_context_desc_init(clattn_context_desc *desc, size_t size)
 {
-    struct_init(desc, size);
+    cla_struct_init(desc, size);
 }
 
 // ---- description -------------------------------------------------------------------------------
@@ -201,9 +201,8 @@ static bool add_product(int64_t *acc, int64_t a, int64_t b)
     return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(*acc, product, acc);
 }
 
-// A buffer's kind, pointer and size against what is reached. `end_bytes` counts from buf->ptr.
-static clattn_status check_buf(const struct checker *c, const char *name, const clattn_buf *buf,
-                               size_t elem_bytes, size_t end_bytes)
+clattn_status cla_buf_check(const struct cla_buf_checker *c, const char *name,
+                            const clattn_buf *buf, size_t elem_bytes, size_t end_bytes)
 {
     const struct cla_log *log = c->log;
     if (buf->reserved)
@@ -240,6 +239,13 @@ static clattn_status check_buf(const struct checker *c, const char *name, const 
                         "%s needs %zu bytes from the start of its memory, it has %zu", name,
                         end_bytes, size);
     return CLATTN_OK;
+}
+
+static clattn_status check_buf(const struct checker *c, const char *name, const clattn_buf *buf,
+                               size_t elem_bytes, size_t end_bytes)
+{
+    const struct cla_buf_checker checker = {c->log, c->size_of, c->user};
+    return cla_buf_check(&checker, name, buf, elem_bytes, end_bytes);
 }
 
 // Bytes from the start of the memory that are reached: offset + last element.
@@ -399,17 +405,15 @@ struct range {
     size_t end_bytes;
 };
 
-static bool ranges_overlap(const struct range *a, const struct range *b)
+bool cla_bufs_overlap(const clattn_buf *a, size_t a_end, const clattn_buf *b, size_t b_end)
 {
-    if (!a->end_bytes || !b->end_bytes || a->buf->kind != b->buf->kind)
+    if (!a_end || !b_end || a->kind != b->kind)
         return false;
-    if (a->buf->kind == CLATTN_BUF_HOST) {
-        const uintptr_t pa = (uintptr_t)a->buf->ptr, pb = (uintptr_t)b->buf->ptr;
-        return pa + a->buf->offset_bytes < pb + b->end_bytes &&
-               pb + b->buf->offset_bytes < pa + a->end_bytes;
+    if (a->kind == CLATTN_BUF_HOST) {
+        const uintptr_t pa = (uintptr_t)a->ptr, pb = (uintptr_t)b->ptr;
+        return pa + a->offset_bytes < pb + b_end && pb + b->offset_bytes < pa + a_end;
     }
-    return a->buf->ptr == b->buf->ptr && a->buf->offset_bytes < b->end_bytes &&
-           b->buf->offset_bytes < a->end_bytes;
+    return a->ptr == b->ptr && a->offset_bytes < b_end && b->offset_bytes < a_end;
 }
 
 static clattn_status check_overlaps(const struct cla_log *log, const struct cla_call *call,
@@ -422,7 +426,7 @@ static clattn_status check_overlaps(const struct cla_log *log, const struct cla_
     };
     for (int out = 0; out < 2; out++) {
         for (int other = out + 1; other < 6; other++) {
-            if (ranges_overlap(&r[out], &r[other]))
+            if (cla_bufs_overlap(r[out].buf, r[out].end_bytes, r[other].buf, r[other].end_bytes))
                 return cla_fail(log, CLATTN_ERR_OVERLAP,
                                 "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", r[out].name,
                                 r[out].buf->offset_bytes, r[out].end_bytes, r[other].name,

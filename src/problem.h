@@ -78,4 +78,20 @@ clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention
 clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, void *out,
                             size_t out_size, const struct cla_log *log);
 
+// Zeroes the caller's struct and notes its size.
+void cla_struct_init(void *s, size_t size);
+
+// A buffer's kind, pointer and size against what is reached; `end_bytes` counts from buf->ptr.
+// `size_of` as in cla_call_check().
+struct cla_buf_checker {
+    const struct cla_log *log;
+    cla_mem_size_fn size_of;
+    void *user;
+};
+clattn_status cla_buf_check(const struct cla_buf_checker *c, const char *name,
+                            const clattn_buf *buf, size_t elem_bytes, size_t end_bytes);
+
+// Whether the bytes from the offset to `end` of two buffers meet; end 0 = nothing there.
+bool cla_bufs_overlap(const clattn_buf *a, size_t a_end, const clattn_buf *b, size_t b_end);
+
 #endif // CLA_PROBLEM_H

@@ -7,5 +7,6 @@
 #include "attention.h"
 #include "base.h"
 #include "context.h"
+#include "softmax.h"
 
 #endif // CLATTN_CLATTN_H

@@ -16,6 +16,7 @@
 #endif
 
 #include "attention.h"
+#include "softmax.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,6 +67,23 @@ CLATTN_API clattn_status clattn_attention_enqueue(const clattn_plan *plan,
                                                   const clattn_attention_call *call,
                                                   cl_command_queue queue, cl_uint num_wait,
                                                   const cl_event *wait, cl_event *done);
+
+/// Enqueues a row softmax, as clattn_softmax_run() computes it, and returns at once. Every buffer
+/// must be a CLATTN_BUF_CL_MEM of the queue's context, the workspace included where
+/// clattn_softmax_workspace_bytes() is not 0.
+///
+/// @param queue  Command queue of the plan's device and context; in-order or out-of-order.
+/// @param num_wait,wait  Events to wait for, as in clEnqueueNDRangeKernel().
+/// @param done   Receives an event that covers all of the work, which the caller releases, or
+///               NULL. Work of nothing (rows 0) gives an event too.
+/// @return CLATTN_OK  queued, not finished; else as clattn_softmax_run(), and
+///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
+///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or a plan of the built-in CPU path
+/// Threads: one plan may be enqueued from several threads, each with its own workspace.
+CLATTN_API clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
+                                                const clattn_softmax_call *call,
+                                                cl_command_queue queue, cl_uint num_wait,
+                                                const cl_event *wait, cl_event *done);
 
 #ifdef __cplusplus
 }

@@ -56,7 +56,7 @@ clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
                         const struct cla_algo *algo, const struct cla_prepared *prepared,
                         const struct cla_tile *tile, char *why, size_t why_size);
 
-// The CPU path on cl_mem; without OpenCL these say so. `reference` picks the double reference.
+// The CPU path on cl_mem. `reference` picks the double reference.
 clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
                               const struct cla_call *call, bool reference);
 clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
@@ -68,16 +68,35 @@ clattn_status cla_host_compute(const clattn_context *ctx, const struct cla_probl
                                const struct cla_call *call, const struct cla_host_mem *mem,
                                bool reference);
 
-// The six buffers of a call, to walk over them. Absent ones have end_bytes 0.
-enum { CLA_CALL_BUFS = 6 };
+// A buffer of a call, to walk over them. Absent ones have end_bytes 0.
 struct cla_call_buf {
     const char *name;
     clattn_buf *buf;
     size_t begin_bytes; // offset of element 0
     size_t end_bytes;   // bytes from the start of the memory that are reached
     bool output;
+    bool keep; // an output with elements between its own that must stay as they are
 };
+
+// The six buffers of a call of attention.
+enum { CLA_CALL_BUFS = 6 };
 void cla_call_bufs(const struct cla_problem *p, struct cla_call *call,
                    struct cla_call_buf out[CLA_CALL_BUFS]);
+
+// Work of the CPU path on the buffers of a call, some of which are cl_mem. `data` is copied.
+struct cla_host_work {
+    clattn_status (*compute)(clattn_context *ctx, const void *data, void *const *ptr);
+    const void *data;
+    size_t data_bytes;
+    const struct cla_call_buf *bufs; // CLA_CALL_BUFS at most
+    int num_bufs;
+};
+
+// Maps what is a cl_mem, computes with a pointer to element 0 of each buffer (NULL where absent),
+// unmaps: before it returns, or behind an event, where every buffer must be a cl_mem. Without
+// OpenCL these say so.
+clattn_status cla_host_work_run(clattn_context *ctx, const struct cla_host_work *work);
+clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_work *work,
+                                    const struct cla_submit *submit);
 
 #endif // CLA_ALGO_ALGO_H

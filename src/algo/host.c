@@ -67,6 +67,46 @@ clattn_status cla_host_compute(const clattn_context *ctx, const struct cla_probl
     return st;
 }
 
+// The same as work on mapped buffers.
+struct host_data {
+    struct cla_problem p;
+    struct cla_call call;
+    bool reference;
+};
+
+static clattn_status compute_work(clattn_context *ctx, const void *data, void *const *ptr)
+{
+    const struct host_data *d = data;
+    const struct cla_host_mem mem = {
+        .q = ptr[0], .k = ptr[1], .v = ptr[2], .mask = ptr[3], .o = ptr[4], .lse = ptr[5]};
+    return cla_host_compute(ctx, &d->p, &d->call, &mem, d->reference);
+}
+
+static struct cla_host_work host_work(struct host_data *data, struct cla_call_buf *bufs)
+{
+    cla_call_bufs(&data->p, &data->call, bufs);
+    return (struct cla_host_work){compute_work, data, sizeof *data, bufs, CLA_CALL_BUFS};
+}
+
+clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
+                              const struct cla_call *call, bool reference)
+{
+    struct host_data data = {*p, *call, reference};
+    struct cla_call_buf bufs[CLA_CALL_BUFS];
+    const struct cla_host_work work = host_work(&data, bufs);
+    return cla_host_work_run(ctx, &work);
+}
+
+clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
+                               const struct cla_call *call, bool reference,
+                               const struct cla_submit *submit)
+{
+    struct host_data data = {*p, *call, reference};
+    struct cla_call_buf bufs[CLA_CALL_BUFS];
+    const struct cla_host_work work = host_work(&data, bufs);
+    return cla_host_work_enqueue(ctx, &work, submit);
+}
+
 static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
                          const struct cla_call *call, bool reference)
 {

@@ -13,13 +13,15 @@
 
 struct host_job {
     clattn_context *ctx;
-    struct cla_problem p;
-    struct cla_call call;
-    bool reference;
+    clattn_status (*compute)(clattn_context *ctx, const void *data, void *const *ptr);
+    void *data; // owned
+    int num_bufs;
+    struct cla_call_buf bufs[CLA_CALL_BUFS]; // but for `buf`, which is the caller's
+    void *host[CLA_CALL_BUFS]; // element 0 of host memory in a blocking call, else NULL
+    cl_mem mem[CLA_CALL_BUFS]; // retained
+    void *ptr[CLA_CALL_BUFS];  // mapped, at element 0; NULL where absent
     cl_command_queue queue;
-    cl_mem mem[CLA_CALL_BUFS];
-    void *ptr[CLA_CALL_BUFS]; // mapped, at element 0; NULL where absent
-    cl_event finished;        // user event; NULL in a blocking call
+    cl_event finished; // user event; NULL in a blocking call
     clattn_status status;
 };
 
@@ -29,7 +31,7 @@ static void unmap_all(struct host_job *job)
     const struct cla_cl *cl = job->ctx->ocl->cl;
     const struct cla_log *log = &job->ctx->log;
     clattn_status st = CLATTN_OK;
-    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+    for (int i = 0; i < job->num_bufs; i++) {
         if (job->ptr[i] &&
             cla_cl_check(log,
                          cl->EnqueueUnmapMemObject(job->queue, job->mem[i], job->ptr[i], 0, NULL,
@@ -55,11 +57,11 @@ static void job_free(struct host_job *job)
         cl->ReleaseEvent(job->finished);
     if (job->queue)
         cl->ReleaseCommandQueue(job->queue);
+    free(job->data);
     free(job);
 }
 
-static clattn_status job_create(clattn_context *ctx, const struct cla_problem *p,
-                                const struct cla_call *call, bool reference,
+static clattn_status job_create(clattn_context *ctx, const struct cla_host_work *work,
                                 struct host_job **out)
 {
     clattn_status st = CLATTN_OK;
@@ -70,18 +72,26 @@ static clattn_status job_create(clattn_context *ctx, const struct cla_problem *p
     if (!job)
         return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a job of the CPU path");
     job->ctx = ctx;
-    job->p = *p;
-    job->call = *call;
-    job->reference = reference;
+    job->compute = work->compute;
+    job->num_bufs = work->num_bufs;
+    job->data = malloc(work->data_bytes);
+    if (!job->data)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a job of the CPU path"));
+    memcpy(job->data, work->data, work->data_bytes);
     job->queue = cl->CreateCommandQueue(ctx->ocl->context, ctx->ocl->device, 0, &code);
     CLA_TRY(cla_cl_check(log, code, "clCreateCommandQueue"));
-    struct cla_call_buf bufs[CLA_CALL_BUFS];
-    cla_call_bufs(p, &job->call, bufs);
-    for (int i = 0; i < CLA_CALL_BUFS; i++) {
-        if (!bufs[i].end_bytes || bufs[i].buf->kind != CLATTN_BUF_CL_MEM)
+    for (int i = 0; i < work->num_bufs; i++) {
+        const struct cla_call_buf *b = &work->bufs[i];
+        job->bufs[i] = *b;
+        job->bufs[i].buf = NULL;
+        if (!b->end_bytes)
             continue;
-        CLA_CL(cl->RetainMemObject(bufs[i].buf->ptr));
-        job->mem[i] = bufs[i].buf->ptr;
+        if (b->buf->kind != CLATTN_BUF_CL_MEM) {
+            job->host[i] = (char *)b->buf->ptr + b->begin_bytes;
+            continue;
+        }
+        CLA_CL(cl->RetainMemObject(b->buf->ptr));
+        job->mem[i] = b->buf->ptr;
     }
     *out = job;
     job = NULL;
@@ -97,15 +107,14 @@ static clattn_status map_all(struct host_job *job)
     clattn_status st = CLATTN_OK;
     const struct cla_log *log = &job->ctx->log;
     const struct cla_cl *cl = job->ctx->ocl->cl;
-    struct cla_call_buf bufs[CLA_CALL_BUFS];
-    cla_call_bufs(&job->p, &job->call, bufs);
-    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+    for (int i = 0; i < job->num_bufs; i++) {
+        const struct cla_call_buf *b = &job->bufs[i];
         if (!job->mem[i])
             continue;
         cl_int code = CL_SUCCESS;
         job->ptr[i] = cl->EnqueueMapBuffer(
-            job->queue, job->mem[i], CL_TRUE, bufs[i].output ? CL_MAP_WRITE : CL_MAP_READ,
-            bufs[i].begin_bytes, bufs[i].end_bytes - bufs[i].begin_bytes, 0, NULL, NULL, &code);
+            job->queue, job->mem[i], CL_TRUE, b->output ? CL_MAP_WRITE : CL_MAP_READ,
+            b->begin_bytes, b->end_bytes - b->begin_bytes, 0, NULL, NULL, &code);
         CLA_TRY(cla_cl_check(log, code, "clEnqueueMapBuffer"));
     }
 done:
@@ -114,17 +123,10 @@ done:
 
 static void compute(struct host_job *job)
 {
-    struct cla_call_buf bufs[CLA_CALL_BUFS];
-    cla_call_bufs(&job->p, &job->call, bufs);
     void *ptr[CLA_CALL_BUFS];
-    for (int i = 0; i < CLA_CALL_BUFS; i++) {
-        ptr[i] = job->ptr[i];
-        if (!ptr[i] && bufs[i].end_bytes) // host memory in a blocking call
-            ptr[i] = (char *)bufs[i].buf->ptr + bufs[i].begin_bytes;
-    }
-    const struct cla_host_mem mem = {
-        .q = ptr[0], .k = ptr[1], .v = ptr[2], .mask = ptr[3], .o = ptr[4], .lse = ptr[5]};
-    job->status = cla_host_compute(job->ctx, &job->p, &job->call, &mem, job->reference);
+    for (int i = 0; i < job->num_bufs; i++)
+        ptr[i] = job->ptr[i] ? job->ptr[i] : job->host[i];
+    job->status = job->compute(job->ctx, job->data, ptr);
 }
 
 // Maps, computes, unmaps; the outcome is in job->status.
@@ -140,11 +142,10 @@ static void map_and_compute(struct host_job *job)
 
 // ---- blocking ----------------------------------------------------------------------------------
 
-clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
-                              const struct cla_call *call, bool reference)
+clattn_status cla_host_work_run(clattn_context *ctx, const struct cla_host_work *work)
 {
     struct host_job *job = NULL;
-    clattn_status st = job_create(ctx, p, call, reference, &job);
+    clattn_status st = job_create(ctx, work, &job);
     if (st != CLATTN_OK)
         return st;
     map_and_compute(job);
@@ -156,7 +157,7 @@ clattn_status cla_host_on_mem(clattn_context *ctx, const struct cla_problem *p,
 // ---- asynchronous ------------------------------------------------------------------------------
 
 // On the worker: does the work, and sets the user event whatever happened.
-static void work(void *arg)
+static void run_job(void *arg)
 {
     struct host_job *job = arg;
     clattn_context *ctx = job->ctx;
@@ -172,8 +173,8 @@ static void work(void *arg)
 // Hands the job to the worker, which exists: the enqueue that made the job started it.
 static void hand_over(struct host_job *job)
 {
-    if (!cla_worker_push(cla_context_worker(job->ctx), work, job))
-        work(job);
+    if (!cla_worker_push(cla_context_worker(job->ctx), run_job, job))
+        run_job(job);
 }
 
 // On a thread of the driver, where nothing may block.
@@ -207,9 +208,8 @@ done:
     return st;
 }
 
-clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
-                               const struct cla_call *call, bool reference,
-                               const struct cla_submit *submit)
+clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_work *work,
+                                    const struct cla_submit *submit)
 {
     clattn_status st = CLATTN_OK;
     const struct cla_log *log = &ctx->log;
@@ -219,7 +219,7 @@ clattn_status cla_host_enqueue(clattn_context *ctx, const struct cla_problem *p,
     cl_int code = CL_SUCCESS;
     if (!cla_context_worker(ctx))
         return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the worker of the CPU path");
-    CLA_TRY(job_create(ctx, p, call, reference, &job));
+    CLA_TRY(job_create(ctx, work, &job));
     job->finished = cl->CreateUserEvent(ctx->ocl->context, &code);
     CLA_TRY(cla_cl_check(log, code, "clCreateUserEvent"));
     CLA_CL(cl->RetainEvent(job->finished));

@@ -15,7 +15,7 @@ static bool has_gaps(const struct cla_problem *p, const struct cla_call *call)
     return call->o.end_bytes - (size_t)call->o.offset * sizeof(float) != elements * sizeof(float);
 }
 
-static clattn_status stage_one(struct cla_stage *s, const struct cla_call_buf *b, bool copy_in,
+static clattn_status stage_one(struct cla_stage *s, struct cla_call_buf *b,
                                struct cla_stage_item *item)
 {
     clattn_status st = CLATTN_OK;
@@ -38,38 +38,49 @@ static clattn_status stage_one(struct cla_stage *s, const struct cla_call_buf *b
     item->mem = ocl->cl->CreateBuffer(ocl->context, flags, item->bytes,
                                       item->shared ? host : NULL, &code);
     CLA_TRY(cla_cl_check(log, code, "clCreateBuffer"));
-    if (copy_in && !item->shared)
+    if ((!b->output || b->keep) && !item->shared)
         CLA_CL(ocl->cl->EnqueueWriteBuffer(ocl->queue, item->mem, CL_TRUE, 0, item->bytes, host, 0,
                                            NULL, NULL));
     *b->buf = (clattn_buf){.kind = CLATTN_BUF_CL_MEM, .ptr = item->mem,
                            .size_bytes = item->bytes};
+    b->begin_bytes = 0;
 done:
+    return st;
+}
+
+clattn_status cla_stage_bufs(clattn_context *ctx, struct cla_call_buf *bufs, int num_bufs,
+                             struct cla_stage *s)
+{
+    clattn_status st = CLATTN_OK;
+    s->ctx = ctx;
+    s->num_bufs = num_bufs;
+    memset(s->item, 0, sizeof s->item);
+    for (int i = 0; i < num_bufs; i++) {
+        if (bufs[i].end_bytes && bufs[i].buf->kind == CLATTN_BUF_HOST)
+            CLA_TRY(stage_one(s, &bufs[i], &s->item[i]));
+    }
+done:
+    if (st != CLATTN_OK)
+        cla_stage_release(s);
     return st;
 }
 
 clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,
                            const struct cla_call *call, struct cla_stage *s)
 {
-    clattn_status st = CLATTN_OK;
     struct cla_call_buf bufs[CLA_CALL_BUFS];
-    memset(s, 0, sizeof *s);
-    s->ctx = ctx;
     s->call = *call;
     cla_call_bufs(p, &s->call, bufs);
     int64_t *const offset[CLA_CALL_BUFS] = {&s->call.q.offset,    &s->call.k.offset,
                                             &s->call.v.offset,    &s->call.mask.offset,
                                             &s->call.o.offset,    &s->call.lse_offset};
-    for (int i = 0; i < CLA_CALL_BUFS; i++) {
-        if (!bufs[i].end_bytes || bufs[i].buf->kind != CLATTN_BUF_HOST)
-            continue;
-        const bool is_o = bufs[i].buf == &s->call.o.buf;
-        const bool copy_in = !bufs[i].output || (is_o && has_gaps(p, call));
-        CLA_TRY(stage_one(s, &bufs[i], copy_in, &s->item[i]));
-        *offset[i] = 0; // the copy starts at element 0
+    for (int i = 0; i < CLA_CALL_BUFS; i++)
+        bufs[i].keep = bufs[i].buf == &s->call.o.buf && has_gaps(p, call);
+    clattn_status st = cla_stage_bufs(ctx, bufs, CLA_CALL_BUFS, s);
+    for (int i = 0; st == CLATTN_OK && i < CLA_CALL_BUFS; i++) {
+        if (s->item[i].mem)
+            *offset[i] = 0;
     }
-done:
-    if (st != CLATTN_OK)
-        cla_stage_release(s);
     return st;
 }
 
@@ -78,7 +89,7 @@ clattn_status cla_stage_out(struct cla_stage *s, cl_event after)
     clattn_status st = CLATTN_OK;
     const struct cla_log *log = &s->ctx->log;
     const struct cla_ocl *ocl = s->ctx->ocl;
-    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+    for (int i = 0; i < s->num_bufs; i++) {
         const struct cla_stage_item *item = &s->item[i];
         if (!item->mem || !item->host)
             continue;
@@ -104,7 +115,7 @@ done:
 
 void cla_stage_release(struct cla_stage *s)
 {
-    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+    for (int i = 0; i < s->num_bufs; i++) {
         if (s->item[i].mem)
             s->ctx->ocl->cl->ReleaseMemObject(s->item[i].mem);
         s->item[i].mem = NULL;

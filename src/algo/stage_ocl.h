@@ -15,11 +15,17 @@ struct cla_stage_item {
 
 struct cla_stage {
     clattn_context *ctx;
-    struct cla_call call; // the caller's, every buffer a cl_mem
+    struct cla_call call; // of attention: the caller's, every buffer a cl_mem
+    int num_bufs;
     struct cla_stage_item item[CLA_CALL_BUFS];
 };
 
-// Makes the device copies. On failure what was made is released.
+// Makes the device copies of what is host memory: *bufs[i].buf becomes a cl_mem whose element 0
+// lies at its start, and begin_bytes 0. On failure what was made is released.
+clattn_status cla_stage_bufs(clattn_context *ctx, struct cla_call_buf *bufs, int num_bufs,
+                             struct cla_stage *s);
+
+// The same for a call of attention.
 clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,
                            const struct cla_call *call, struct cla_stage *s);
 

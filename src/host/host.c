@@ -72,7 +72,7 @@ static bool threads_lost(void)
     return pid != 0 && pid != (long)getpid();
 }
 
-static void note_region(void)
+void cla_host_note_region(void)
 {
     long none = 0;
     atomic_compare_exchange_strong(&region_pid, &none, (long)getpid());
@@ -83,10 +83,16 @@ static bool threads_lost(void)
     return false;
 }
 
-static void note_region(void)
+void cla_host_note_region(void)
 {
 }
 #endif
+#endif
+
+#ifndef _OPENMP
+void cla_host_note_region(void)
+{
+}
 #endif
 
 int32_t cla_host_threads(int32_t requested)
@@ -105,6 +111,11 @@ int32_t cla_host_threads(int32_t requested)
 const char *cla_host_isa(void)
 {
     return cla_host_kernels()[0]->isa;
+}
+
+int32_t cla_host_width(void)
+{
+    return cla_host_kernels()[0]->width;
 }
 
 static bool few_rows(const struct cla_host_kernel *kernel, int64_t rows)
@@ -269,7 +280,7 @@ static void run_serial(const struct cut *c)
 static void run_threads(const struct cut *c)
 {
 #ifdef _OPENMP
-    note_region();
+    cla_host_note_region();
 #pragma omp parallel num_threads(c->threads)
     {
         const int32_t thread = omp_get_thread_num();

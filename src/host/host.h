@@ -11,6 +11,9 @@
 // Name of the instruction set that will be used ("avx512", "avx2", "neon", "generic").
 const char *cla_host_isa(void);
 
+// Floats in a vector.
+int32_t cla_host_width(void);
+
 // Floats in a vector, rows a thread owns at once, keys in a tile, for the plan info.
 void cla_host_tile(const struct cla_problem *p, int32_t *width, int32_t *tile_q, int32_t *tile_k);
 

@@ -40,6 +40,8 @@ _Static_assert(TILE_K % RK == 0, "register blocks fill a tile");
 
 #include "host/peak_impl.h"
 
+#include "host/softmax_impl.h"
+
 static size_t scratch_floats(const struct cla_problem *p)
 {
     const size_t tile = tile_floats(p);
@@ -62,4 +64,10 @@ const struct cla_host_kernel NAME(CLA_HOST_ISA) = {
     .few = run_few,
     .fma_loop = run_fma_loop,
     .read_loop = run_read_loop,
+    .row_max = row_max,
+    .row_sum = row_sum,
+    .row_write = row_write,
+    .row_exp = row_exp,
+    .row_total = row_total,
+    .row_divide = row_divide,
 };

@@ -44,6 +44,14 @@ struct cla_host_kernel {
     // and a sum over memory. *sink keeps the compiler from dropping the work.
     double (*fma_loop)(int64_t count, float *sink);
     void (*read_loop)(const float *data, size_t count, float *sink);
+    // Row softmax, on n floats (softmax_impl.h).
+    float (*row_max)(const float *x, int64_t n, float factor, float m);
+    float (*row_sum)(const float *x, int64_t n, float factor, float shift);
+    void (*row_write)(const float *x, float *y, int64_t n, float factor, float shift,
+                      float inverse);
+    void (*row_exp)(const float *x, float *y, int64_t n, float factor);
+    float (*row_total)(const float *x, int64_t n);
+    void (*row_divide)(const float *x, float *y, int64_t n, float d);
 };
 
 // Inclusive range of keys that the window and len_kv leave to query i; empty where *lo > *hi.
@@ -58,6 +66,9 @@ static inline void cla_host_window(const struct cla_call *call, int64_t i, int32
 
 // Kernels that this build has and this CPU can run, best first, ended by NULL.
 const struct cla_host_kernel *const *cla_host_kernels(void);
+
+// To be called before each parallel region, see threads_lost() in host.c.
+void cla_host_note_region(void);
 
 // As cla_host_forward(), with a given kernel.
 clattn_status cla_host_forward_with(const struct cla_host_kernel *kernel,

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "abi.h"
+#include "algo/softmax.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "algo/stage_ocl.h"
+#include "ocl/error.h"
+#include "ocl/launch.h"
+#include "ref/softmax.h"
+
+enum { ROW, FIRST, SUM, WRITE, KERNELS };
+
+struct cla_softmax_kernels {
+    struct cla_softmax_shape shape;
+    struct cla_kernels *kernel[KERNELS]; // SUM only for safe
+};
+
+// ---- launch ------------------------------------------------------------------------------------
+
+static clattn_status launch_one(clattn_context *ctx, const struct cla_softmax_kernels *k, int which,
+                                const struct cla_softmax_args *args,
+                                const struct cla_softmax_call *call, cl_command_queue queue,
+                                cl_uint num_wait, const cl_event *wait, cl_event *done)
+{
+    const clattn_buf *const bufs[] = {&call->x, &call->y, &call->lse, &call->workspace};
+    struct cla_arg arg[5] = {{sizeof *args, args}};
+    for (int i = 0; i < 4; i++)
+        arg[1 + i] = (struct cla_arg){
+            sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
+    const size_t local = (size_t)k->shape.items;
+    const size_t global = (size_t)call->rows * (size_t)args->parts * local;
+    return cla_kernels_enqueue(k->kernel[which], &ctx->log, arg, 5, queue, 1, &global, &local,
+                               num_wait, wait, done);
+}
+
+// One kernel, or two or three behind each other by events, since the queue may be out of order.
+static clattn_status launch(clattn_context *ctx, const struct cla_softmax *s,
+                            const struct cla_softmax_kernels *k,
+                            const struct cla_softmax_call *call, const struct cla_submit *submit)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_event event[2] = {NULL, NULL};
+    struct cla_softmax_args args = {
+        .x_offset = call->x_offset,
+        .y_offset = call->y_offset,
+        .lse_offset = call->lse_offset,
+        .workspace_offset = call->workspace_offset,
+        .stride_x = call->stride_x,
+        .stride_y = call->stride_y,
+        .len = call->len,
+        .flags = s->lse ? CLA_FWD_HAS_LSE : 0,
+        .scale = call->scale,
+    };
+    cla_softmax_parts(&k->shape, call->rows, call->len, &args.parts, &args.part_len);
+    if (args.parts == 1)
+        return launch_one(ctx, k, ROW, &args, call, submit->queue, submit->num_wait, submit->wait,
+                          submit->done);
+    CLA_TRY(launch_one(ctx, k, FIRST, &args, call, submit->queue, submit->num_wait, submit->wait,
+                       &event[0]));
+    if (s->algo == CLATTN_SOFTMAX_SAFE)
+        CLA_TRY(launch_one(ctx, k, SUM, &args, call, submit->queue, 1, &event[0], &event[1]));
+    CLA_TRY(launch_one(ctx, k, WRITE, &args, call, submit->queue, 1,
+                       event[1] ? &event[1] : &event[0], submit->done));
+done:
+    for (int i = 0; i < 2; i++)
+        if (event[i])
+            cl->ReleaseEvent(event[i]);
+    return st;
+}
+
+clattn_status cla_softmax_enqueue(clattn_context *ctx, const struct cla_softmax *s,
+                                  const struct cla_softmax_kernels *kernels,
+                                  const struct cla_softmax_call *call,
+                                  const struct cla_submit *submit)
+{
+    return launch(ctx, s, kernels, call, submit);
+}
+
+// ---- blocking ----------------------------------------------------------------------------------
+
+static clattn_status run_staged(clattn_context *ctx, const struct cla_softmax *s,
+                                const struct cla_softmax_kernels *k, struct cla_softmax_call *call,
+                                struct cla_stage *stage)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_event event = NULL;
+    void *own = NULL;
+    int32_t parts;
+    int64_t part_len;
+    cla_softmax_parts(&k->shape, call->rows, call->len, &parts, &part_len);
+    if (parts > 1 && call->workspace.kind != CLATTN_BUF_CL_MEM) {
+        CLA_TRY(cla_ocl_mem_create(ctx, (size_t)call->rows * (size_t)parts * 8, &own));
+        call->workspace = (clattn_buf){.kind = CLATTN_BUF_CL_MEM, .ptr = own};
+        call->workspace_offset = 0;
+    }
+    const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, &event};
+    CLA_TRY(launch(ctx, s, k, call, &submit));
+    CLA_CL(cl->WaitForEvents(1, &event));
+    CLA_TRY(cla_stage_out(stage, event));
+done:
+    if (event)
+        cl->ReleaseEvent(event);
+    if (own)
+        cla_ocl_mem_destroy(ctx, own);
+    return st;
+}
+
+clattn_status cla_softmax_run(clattn_context *ctx, const struct cla_softmax *s,
+                              const struct cla_softmax_kernels *kernels,
+                              const struct cla_softmax_call *in)
+{
+    struct cla_softmax_call call = *in;
+    struct cla_stage stage;
+    const size_t elem_x = cla_softmax_elem_bytes(s->dtype_x);
+    const size_t elem_y = cla_softmax_elem_bytes(s->dtype_y);
+    // In place there is one copy, which is brought in although it is an output.
+    const bool keep = call.in_place || call.stride_y != call.len;
+    struct cla_call_buf bufs[] = {
+        {"y", &call.y, (size_t)call.y_offset * elem_y, call.y_end_bytes, true, keep},
+        {"lse", &call.lse, (size_t)call.lse_offset * 4, call.lse_end_bytes, true, false},
+        {"x", &call.x, (size_t)call.x_offset * elem_x, call.in_place ? 0 : call.x_end_bytes, false,
+         false},
+    };
+    int64_t *const offset[] = {&call.y_offset, &call.lse_offset, &call.x_offset};
+    const bool take_turns = (ctx->caps.quirks & CLA_QUIRK_ONE_THREAD) != 0;
+    if (take_turns)
+        cla_mutex_lock(ctx->map_mutex);
+    clattn_status st = cla_stage_bufs(ctx, bufs, 3, &stage);
+    if (st == CLATTN_OK) {
+        for (int i = 0; i < 3; i++)
+            if (stage.item[i].mem)
+                *offset[i] = 0;
+        if (call.in_place) {
+            call.x = call.y;
+            call.x_offset = call.y_offset;
+        }
+        st = run_staged(ctx, s, kernels, &call, &stage);
+        cla_stage_release(&stage);
+    }
+    if (take_turns)
+        cla_mutex_unlock(ctx->map_mutex);
+    return st;
+}
+
+// ---- build and trial ---------------------------------------------------------------------------
+
+void cla_softmax_release(struct cla_softmax_kernels **kernels)
+{
+    if (!*kernels)
+        return;
+    for (int i = 0; i < KERNELS; i++)
+        cla_kernels_destroy(&(*kernels)->kernel[i]);
+    free(*kernels);
+    *kernels = NULL;
+}
+
+// Rows of the types' own random bits would be NaN now and then, so the trial is in small integers,
+// which every type holds exactly.
+enum { TRIAL_ROWS = 3 };
+
+static void put(void *x, int32_t dtype, int64_t at, float value)
+{
+    uint32_t u;
+    memcpy(&u, &value, sizeof u);
+    if (dtype == CLATTN_DTYPE_F32)
+        ((float *)x)[at] = value;
+    else if (dtype == CLATTN_DTYPE_BF16)
+        ((uint16_t *)x)[at] = (uint16_t)(u >> 16);
+    else // small integers are normal numbers there
+        ((uint16_t *)x)[at] = (uint16_t)((u >> 16 & 0x8000) |
+                                         (value == 0.0f ? 0 : ((u & 0x7fffffff) >> 13) - 0x1c000));
+}
+
+static bool close_enough(const struct cla_softmax *s, const void *got, const void *want, int64_t at)
+{
+    if (s->dtype_y == CLATTN_DTYPE_F32) {
+        const float a = ((const float *)got)[at], b = ((const float *)want)[at];
+        return fabsf(a - b) <= 1e-6f + 1e-5f * fabsf(b);
+    }
+    const int a = ((const uint16_t *)got)[at], b = ((const uint16_t *)want)[at];
+    // The last bit may round the other way; naive rounds twice.
+    return abs(a - b) <= (s->algo == CLATTN_SOFTMAX_NAIVE ? 2 : 1);
+}
+
+// The same rows whole and in parts of `shape`, against the definition.
+static clattn_status trial(clattn_context *ctx, const struct cla_softmax *s,
+                           const struct cla_softmax_kernels *k, int64_t len)
+{
+    clattn_status st = CLATTN_OK;
+    const size_t n = (size_t)(TRIAL_ROWS * len);
+    // Naive sums what was rounded on its way into Y.
+    const bool coarse = s->algo == CLATTN_SOFTMAX_NAIVE && s->dtype_y != CLATTN_DTYPE_F32;
+    const float lse_off = coarse ? 5e-3f : 1e-4f;
+    const size_t elem_x = cla_softmax_elem_bytes(s->dtype_x);
+    const size_t elem_y = cla_softmax_elem_bytes(s->dtype_y);
+    float lse[TRIAL_ROWS], want_lse[TRIAL_ROWS];
+    void *x = malloc(n * elem_x), *y = malloc(n * elem_y), *want = malloc(n * elem_y);
+    if (!x || !y || !want)
+        CLA_TRY(cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "softmax trial: no memory"));
+    memset(y, 0xff, n * elem_y); // NaN
+    for (size_t i = 0; i < n; i++)
+        put(x, s->dtype_x, (int64_t)i, (float)((int)(i * 37 % 19) - 9));
+    struct cla_softmax_call call = {
+        .rows = TRIAL_ROWS, .len = len, .stride_x = len, .stride_y = len, .scale = 0.5f,
+        .x = clattn_host_buf(x, 0), .y = clattn_host_buf(y, 0), .lse = clattn_host_buf(lse, 0),
+        .x_end_bytes = n * elem_x, .y_end_bytes = n * elem_y,
+        .lse_end_bytes = s->lse ? sizeof lse : 0};
+    if (!s->lse)
+        call.lse = (clattn_buf){0};
+    cla_ref_softmax(s, &call, x, want, want_lse);
+    CLA_TRY(cla_softmax_run(ctx, s, k, &call));
+    for (size_t i = 0; i < n; i++) {
+        if (!close_enough(s, y, want, (int64_t)i)) {
+            cla_logf(&ctx->log, CLATTN_LOG_WARN,
+                     "softmax trial: entry %zu of rows of %lld is wrong", i, (long long)len);
+            st = CLATTN_ERR_SELF_TEST;
+            goto done;
+        }
+    }
+    for (int r = 0; s->lse && r < TRIAL_ROWS; r++) {
+        if (!(fabsf(lse[r] - want_lse[r]) <= lse_off)) {
+            cla_logf(&ctx->log, CLATTN_LOG_WARN, "softmax trial: lse[%d] is %g, expected %g", r,
+                     (double)lse[r], (double)want_lse[r]);
+            st = CLATTN_ERR_SELF_TEST;
+            goto done;
+        }
+    }
+done:
+    free(x);
+    free(y);
+    free(want);
+    return st;
+}
+
+static clattn_status build(clattn_context *ctx, const struct cla_softmax *s,
+                           struct cla_softmax_kernels *k)
+{
+    static const char *const name[KERNELS] = {"softmax_row", "softmax_first", "softmax_sum",
+                                              "softmax_write"};
+    clattn_status st = CLATTN_OK;
+    cl_program program = NULL;
+    char options[160];
+    snprintf(options, sizeof options,
+             "-cl-std=CL1.2 -w -DDTYPE_X=%d -DDTYPE_Y=%d -DSOFTMAX_ALGO=%d -DW=%d -DITEMS=%d",
+             (int)s->dtype_x, (int)s->dtype_y, (int)s->algo, (int)k->shape.width,
+             (int)k->shape.items);
+    CLA_TRY(cla_ocl_build(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &program));
+    for (int i = 0; i < KERNELS; i++) {
+        if (i != SUM || s->algo == CLATTN_SOFTMAX_SAFE)
+            CLA_TRY(cla_kernels_create(ctx->ocl->cl, program, name[i], &ctx->log, &k->kernel[i]));
+    }
+done:
+    if (program)
+        ctx->ocl->cl->ReleaseProgram(program);
+    return st;
+}
+
+clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax *s,
+                                  struct cla_softmax_kernels **out)
+{
+    clattn_status st = CLATTN_OK;
+    struct cla_softmax_kernels *k = calloc(1, sizeof *k);
+    if (!k)
+        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for softmax kernels");
+    k->shape = cla_softmax_shape(&ctx->caps, s->kernel);
+    CLA_TRY(build(ctx, s, k));
+    const int64_t unit = (int64_t)k->shape.items * k->shape.width;
+    const int64_t whole = k->shape.least_part;
+    CLA_TRY(trial(ctx, s, k, 9 * unit + 5));
+    // The kernels for parts, on parts of a size that does not take long.
+    k->shape.least_part = unit;
+    st = trial(ctx, s, k, 4 * unit + 3);
+    k->shape.least_part = whole;
+    CLA_TRY(st);
+    *out = k;
+    k = NULL;
+done:
+    cla_softmax_release(&k);
+    return st;
+}

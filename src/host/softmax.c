@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cuts rows into parts for threads, and blocks that stay in the first-level cache for the loops of
+// softmax_impl.h. Sums of a block are floats, sums of blocks doubles.
+#include "host/softmax.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "host/host.h"
+#include "host/kernel.h"
+#include "util/half.h"
+
+enum {
+    BLOCK = 2048,            // entries
+    MIN_PART = 32768,        // entries of a row below which a second thread does not pay
+    MIN_PARALLEL = 16384     // entries in all, likewise
+};
+
+// Maximum and sum of a part of a row; d stands under m.
+struct part {
+    float m;
+    double d;
+};
+
+struct rows {
+    const struct cla_softmax *s;
+    const struct cla_softmax_call *call;
+    const struct cla_host_kernel *kernel;
+    const void *x;
+    void *y;
+    float *lse;
+    int64_t parts, part_len;
+    struct part *part; // [rows][parts], where there is more than one
+};
+
+// ---- storage -----------------------------------------------------------------------------------
+
+// n entries from `at` on as floats: in place, or converted into `room`.
+static const float *load(const void *x, int32_t dtype, int64_t at, int64_t n, float *room)
+{
+    if (dtype == CLATTN_DTYPE_F32)
+        return (const float *)x + at;
+    const uint16_t *h = (const uint16_t *)x + at;
+    if (dtype == CLATTN_DTYPE_F16) {
+        for (int64_t i = 0; i < n; i++)
+            room[i] = cla_f16_to_f32(h[i]);
+    } else {
+        for (int64_t i = 0; i < n; i++)
+            room[i] = cla_bf16_to_f32(h[i]);
+    }
+    return room;
+}
+
+// Where n floats for `at` are written: in place, or into `room` for store().
+static float *target(void *y, int32_t dtype, int64_t at, float *room)
+{
+    return dtype == CLATTN_DTYPE_F32 ? (float *)y + at : room;
+}
+
+static void store(void *y, int32_t dtype, int64_t at, int64_t n, const float *from)
+{
+    if (dtype == CLATTN_DTYPE_F32)
+        return;
+    uint16_t *h = (uint16_t *)y + at;
+    if (dtype == CLATTN_DTYPE_F16) {
+        for (int64_t i = 0; i < n; i++)
+            h[i] = cla_f32_to_f16(from[i]);
+    } else {
+        for (int64_t i = 0; i < n; i++)
+            h[i] = cla_f32_to_bf16(from[i]);
+    }
+}
+
+// ---- passes over entries [begin, end) of row r -------------------------------------------------
+
+static int64_t block_len(int64_t at, int64_t end)
+{
+    return end - at < BLOCK ? end - at : BLOCK;
+}
+
+static float shift_of(float m)
+{
+    return m == -INFINITY ? 0.0f : m;
+}
+
+// Naive: stores e^x, sums what was stored.
+static struct part naive_first(const struct rows *t, int64_t r, int64_t begin, int64_t end)
+{
+    const struct cla_softmax *s = t->s;
+    struct part p = {0.0f, 0.0};
+    float room_x[BLOCK], room_y[BLOCK];
+    for (int64_t at = begin; at < end; at += BLOCK) {
+        const int64_t n = block_len(at, end);
+        const int64_t x_at = r * t->call->stride_x + at, y_at = r * t->call->stride_y + at;
+        const float *x = load(t->x, s->dtype_x, x_at, n, room_x);
+        float *y = target(t->y, s->dtype_y, y_at, room_y);
+        t->kernel->row_exp(x, y, n, t->call->scale);
+        store(t->y, s->dtype_y, y_at, n, y);
+        p.d += (double)t->kernel->row_total(load(t->y, s->dtype_y, y_at, n, room_y), n);
+    }
+    return p;
+}
+
+static float safe_first(const struct rows *t, int64_t r, int64_t begin, int64_t end)
+{
+    float m = -INFINITY, room[BLOCK];
+    for (int64_t at = begin; at < end; at += BLOCK) {
+        const int64_t n = block_len(at, end);
+        const float *x = load(t->x, t->s->dtype_x, r * t->call->stride_x + at, n, room);
+        m = t->kernel->row_max(x, n, t->call->scale, m);
+    }
+    return m;
+}
+
+static double safe_sum(const struct rows *t, int64_t r, int64_t begin, int64_t end, float m)
+{
+    double d = 0.0;
+    float room[BLOCK];
+    for (int64_t at = begin; at < end; at += BLOCK) {
+        const int64_t n = block_len(at, end);
+        const float *x = load(t->x, t->s->dtype_x, r * t->call->stride_x + at, n, room);
+        d += (double)t->kernel->row_sum(x, n, t->call->scale, shift_of(m));
+    }
+    return d;
+}
+
+// Online, a block at a time: the block is read twice, but from the cache the second time.
+static struct part online_first(const struct rows *t, int64_t r, int64_t begin, int64_t end)
+{
+    struct part p = {-INFINITY, 0.0};
+    float room[BLOCK];
+    for (int64_t at = begin; at < end; at += BLOCK) {
+        const int64_t n = block_len(at, end);
+        const float *x = load(t->x, t->s->dtype_x, r * t->call->stride_x + at, n, room);
+        const float m = t->kernel->row_max(x, n, t->call->scale, p.m);
+        if (m > p.m) // the old maximum is needed here, and only then replaced
+            p.d *= exp((double)p.m - (double)m);
+        p.m = m;
+        p.d += (double)t->kernel->row_sum(x, n, t->call->scale, shift_of(m));
+    }
+    return p;
+}
+
+static void last(const struct rows *t, int64_t r, int64_t begin, int64_t end, struct part row)
+{
+    const struct cla_softmax *s = t->s;
+    float room_x[BLOCK], room_y[BLOCK];
+    const bool naive = s->algo == CLATTN_SOFTMAX_NAIVE;
+    // Only NaN sums and those of empty rows have no inverse of use.
+    const float inverse = row.d == 0.0 ? 0.0f : (float)(1.0 / row.d);
+    for (int64_t at = begin; at < end; at += BLOCK) {
+        const int64_t n = block_len(at, end);
+        const int64_t x_at = r * t->call->stride_x + at, y_at = r * t->call->stride_y + at;
+        float *y = target(t->y, s->dtype_y, y_at, room_y);
+        if (naive)
+            t->kernel->row_divide(load(t->y, s->dtype_y, y_at, n, room_x), y, n, (float)row.d);
+        else
+            t->kernel->row_write(load(t->x, s->dtype_x, x_at, n, room_x), y, n, t->call->scale,
+                                 shift_of(row.m), inverse);
+        store(t->y, s->dtype_y, y_at, n, y);
+    }
+}
+
+static void store_lse(const struct rows *t, int64_t r, struct part p)
+{
+    if (t->lse)
+        t->lse[r] = p.d == 0.0 ? -INFINITY : (float)((double)p.m + log(p.d));
+}
+
+// (m, d) + (m', d'), arXiv 1805.02867, equation 4. A part without entries is (-infinity, 0).
+static struct part merge(struct part a, struct part b)
+{
+    const float m = b.m > a.m ? b.m : a.m;
+    const double shift = (double)shift_of(m);
+    return (struct part){m, a.d * exp((double)a.m - shift) + b.d * exp((double)b.m - shift)};
+}
+
+// ---- cutting -----------------------------------------------------------------------------------
+
+static struct part first_pass(const struct rows *t, int64_t r, int64_t begin, int64_t end)
+{
+    switch (t->s->algo) {
+    case CLATTN_SOFTMAX_NAIVE: return naive_first(t, r, begin, end);
+    case CLATTN_SOFTMAX_SAFE: return (struct part){safe_first(t, r, begin, end), 0.0};
+    default: return online_first(t, r, begin, end);
+    }
+}
+
+static void whole_row(const struct rows *t, int64_t r)
+{
+    const int64_t len = t->call->len;
+    struct part p = first_pass(t, r, 0, len);
+    if (t->s->algo == CLATTN_SOFTMAX_SAFE)
+        p.d = safe_sum(t, r, 0, len, p.m);
+    last(t, r, 0, len, p);
+    store_lse(t, r, p);
+}
+
+enum step { FIRST, SUM, WRITE };
+
+// Maximum of all parts of a row. Their sums are not looked at: other threads write them.
+static float whole_max(const struct rows *t, int64_t r)
+{
+    float m = -INFINITY;
+    for (int64_t i = 0; i < t->parts; i++) {
+        const float other = t->part[r * t->parts + i].m;
+        m = other > m ? other : m;
+    }
+    return m;
+}
+
+// m and d of all parts of a row; for naive and safe the sums stand under the same m.
+static struct part whole_of(const struct rows *t, int64_t r)
+{
+    const struct part *part = t->part + r * t->parts;
+    struct part p = part[0];
+    for (int64_t i = 1; i < t->parts; i++) {
+        if (t->s->algo == CLATTN_SOFTMAX_ONLINE) {
+            p = merge(p, part[i]);
+        } else {
+            p.m = part[i].m > p.m ? part[i].m : p.m;
+            p.d += part[i].d;
+        }
+    }
+    return p;
+}
+
+static void one_part(const struct rows *t, int64_t id, enum step step)
+{
+    const int64_t r = id / t->parts, begin = id % t->parts * t->part_len;
+    const int64_t rest = t->call->len - begin;
+    const int64_t end = begin + (rest < t->part_len ? rest : t->part_len);
+    if (step == FIRST) {
+        t->part[id] = first_pass(t, r, begin, end);
+    } else if (step == SUM) {
+        t->part[id].d = safe_sum(t, r, begin, end, whole_max(t, r));
+    } else {
+        const struct part p = whole_of(t, r);
+        last(t, r, begin, end, p);
+        if (begin == 0)
+            store_lse(t, r, p);
+    }
+}
+
+static void all_parts(const struct rows *t, enum step step, int32_t threads)
+{
+    const int64_t n = t->call->rows * t->parts;
+    (void)threads;
+#ifdef _OPENMP
+    if (threads > 1) {
+        cla_host_note_region();
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int64_t id = 0; id < n; id++)
+            one_part(t, id, step);
+        return;
+    }
+#endif
+    for (int64_t id = 0; id < n; id++)
+        one_part(t, id, step);
+}
+
+static void all_rows(const struct rows *t, int32_t threads)
+{
+    const int64_t n = t->call->rows;
+    (void)threads;
+#ifdef _OPENMP
+    if (threads > 1) {
+        cla_host_note_region();
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int64_t r = 0; r < n; r++)
+            whole_row(t, r);
+        return;
+    }
+#endif
+    for (int64_t r = 0; r < n; r++)
+        whole_row(t, r);
+}
+
+clattn_status cla_host_softmax(const struct cla_softmax *s, const struct cla_softmax_call *call,
+                               const void *x, void *y, float *lse, int32_t threads)
+{
+    struct rows t = {.s = s, .call = call, .kernel = cla_host_kernels()[0], .x = x, .y = y,
+                     .lse = lse, .parts = 1, .part_len = call->len};
+    if (call->rows == 0)
+        return CLATTN_OK;
+    threads = cla_host_threads(threads);
+    if ((double)call->rows * (double)call->len < MIN_PARALLEL)
+        threads = 1;
+    if (call->rows < 2 * (int64_t)threads && threads > 1) {
+        const int64_t wanted = (2 * (int64_t)threads + call->rows - 1) / call->rows;
+        const int64_t most = call->len / MIN_PART;
+        t.parts = wanted < most ? wanted : most < 1 ? 1 : most;
+        t.part_len = (call->len + t.parts - 1) / t.parts;
+        t.parts = (call->len + t.part_len - 1) / t.part_len;
+    }
+    if (t.parts <= 1) {
+        all_rows(&t, threads);
+        return CLATTN_OK;
+    }
+    t.part = malloc((size_t)call->rows * (size_t)t.parts * sizeof *t.part);
+    if (!t.part)
+        return CLATTN_ERR_OUT_OF_MEMORY;
+    all_parts(&t, FIRST, threads);
+    if (s->algo == CLATTN_SOFTMAX_SAFE)
+        all_parts(&t, SUM, threads);
+    all_parts(&t, WRITE, threads);
+    free(t.part);
+    return CLATTN_OK;
+}
