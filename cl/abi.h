@@ -53,10 +53,11 @@ struct cla_fwd_args {
     // Unlimited sides are CLA_WIN_MIN / CLA_WIN_MAX; i + win_hi is computed in 64 bits.
     cla_i32 win_lo;
     cla_i32 win_hi;
+    // The score is post_scale * dot(scale * Q, K); one of the two is 1, see score.clh.
     float scale;
+    float post_scale;
     cla_u32 flags; // CLA_FWD_* bits
     cla_i32 num_tiles; // query tiles per (batch, key head)
-    cla_i32 reserved;
 };
 
 #define CLA_WIN_MIN (-2147483647)

@@ -15,7 +15,7 @@
 //   TILE_Q   +----------+       +--------------+               +----------+
 //              x K^T in chunks of CHUNK_D  -->   P x V in chunks of CHUNK_D
 //
-//   group id 0: query tile, last first (the heavy ones of a causal problem); 1: key head; 2: batch
+//   group id: query tile, last first (the heavy ones of a causal problem); then key head, batch
 //
 // Local memory, CLA_GROUP_LOCAL_BYTES(TILE_Q, TILE_K, CHUNK_D) in all:
 //   q_tile    TILE_Q x CHUNK_D floats and pad; stays if CHUNK_D covers DIM_QK, else is read again
@@ -32,28 +32,17 @@
 // Numerics: see online.clh for scores. A tile of keys is summed up on its own and then added, under
 // LONG_ROWS with the rounding error carried along. P*V takes hidden keys with weight 0, which only
 // a non-finite V can turn into something else than 0, and never into something finite: a tile whose
-// output is not finite everywhere is computed again, with the hidden pairs left out one by one.
+// output is not finite everywhere is computed again, with the hidden pairs left out one by one and
+// the weights scaled down, so that the sum of finite V is finite.
 
-#ifndef DIM_QK
-#error "fused_group.cl: DIM_QK"
+#if !defined(DIM_QK) || !defined(DIM_V)
+#error "fused_group.cl: DIM_QK, DIM_V"
 #endif
-#ifndef DIM_V
-#error "fused_group.cl: DIM_V"
+#if !defined(TILE_Q) || !defined(TILE_K) || !defined(CHUNK_D)
+#error "fused_group.cl: TILE_Q, TILE_K, CHUNK_D"
 #endif
-#ifndef TILE_Q
-#error "fused_group.cl: TILE_Q"
-#endif
-#ifndef TILE_K
-#error "fused_group.cl: TILE_K"
-#endif
-#ifndef ITEMS_Q
-#error "fused_group.cl: ITEMS_Q"
-#endif
-#ifndef ITEMS_K
-#error "fused_group.cl: ITEMS_K"
-#endif
-#ifndef CHUNK_D
-#error "fused_group.cl: CHUNK_D"
+#if !defined(ITEMS_Q) || !defined(ITEMS_K)
+#error "fused_group.cl: ITEMS_Q, ITEMS_K"
 #endif
 #ifndef LONG_ROWS
 #error "fused_group.cl: LONG_ROWS"
@@ -109,9 +98,11 @@ struct sums {
 
 INLINE void find_place(struct place *at, const struct cla_fwd_args *a)
 {
-    long first = (long)(a->num_tiles - 1 - (int)get_group_id(0)) * TILE_Q;
-    at->b = (int)get_group_id(2);
-    at->g = (int)get_group_id(1);
+    // In one dimension, since some devices allow only 65535 work-groups in the others.
+    const long id = get_group_id(0);
+    const long first = (a->num_tiles - 1 - id % a->num_tiles) * TILE_Q;
+    at->g = (int)(id / a->num_tiles % a->heads_kv);
+    at->b = (int)(id / a->num_tiles / a->heads_kv);
     at->query = row_query(a, first);
     at->head = (int)(first % a->group);
     at->rows = (int)min(row_count(a) - first, (long)TILE_Q);
@@ -319,9 +310,10 @@ INLINE void add_to4(float4 *sum, float4 *excess, float f, float4 x)
 #endif
 
 // Scores to weights in p_tile; m and l take the tile in. f is the factor of the sums before it.
-// `hidden` is written for a hidden pair: 0, or in a careful pass -1, which no weight is.
+// `hidden` is written for a hidden pair: 0, or in a careful pass -1, which no weight is; the others
+// are multiplied by `factor`.
 INLINE void absorb(__local float4 *p_tile, __local const float *part, struct sums *sum, float *f,
-                   float s[GROUP_ROWS][GROUP_KEYS], float hidden, uint item)
+                   float s[GROUP_ROWS][GROUP_KEYS], float hidden, float factor, uint item)
 {
 #pragma unroll
     for (uint a = 0; a < GROUP_ROWS; ++a) {
@@ -333,7 +325,7 @@ INLINE void absorb(__local float4 *p_tile, __local const float *part, struct sum
         for (uint c = 0; c < GROUP_KEYS; ++c) {
             p[c] = weight(s[a][c], shift);
             l += p[c];
-            p[c] = s[a][c] == -INFINITY ? hidden : p[c];
+            p[c] = s[a][c] == -INFINITY ? hidden : p[c] * factor;
         }
 #pragma unroll
         for (uint n = 0; n < GROUP_KEYS / 4; ++n)
@@ -459,7 +451,8 @@ INLINE void store_o4(__global o_elem *mem, long at, int d, float4 x, bool aligne
 }
 
 INLINE void store_row(const struct sums *sum, const struct cla_fwd_args *a, const struct place *at,
-                      __global o_elem *o, __global float *lse, uint n, float l, uint item)
+                      __global o_elem *o, __global float *lse, uint n, float l, float unscale,
+                      uint item)
 {
     uint r = GROUP_ROW(item, n);
     int head = place_head(at, a, r);
@@ -474,7 +467,7 @@ INLINE void store_row(const struct sums *sum, const struct cla_fwd_args *a, cons
             uint quad = GROUP_VALUE_QUAD(item, c);
             int d = chunk * CHUNK_D + 4 * (int)quad;
             float4 x = sum->o[n][chunk * GROUP_VALUES + c];
-            x = l == 0.0f ? (float4)(0.0f) : x / l;
+            x = l == 0.0f ? (float4)(0.0f) : x / l * unscale;
             if (quad < GROUP_CHUNK_QUADS && d < DIM_V)
                 store_o4(o, row, d, x, is_aligned(a));
         }
@@ -559,11 +552,16 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
                 barrier(CLK_LOCAL_MEM_FENCE);
 #endif
             }
+#pragma unroll
+            for (uint n = 0; n < GROUP_ROWS * GROUP_KEYS; ++n)
+                s[n / GROUP_KEYS][n % GROUP_KEYS] =
+                    SCALE_SCORE(&a, s[n / GROUP_KEYS][n % GROUP_KEYS]);
             if (MASK_KIND == CLA_MASK_GENERAL || k0 < full_begin || full_end - k0 < TILE_K)
                 hide(s, &a, &at, mask, k0, item);
             put_maxima(part, s, item);
             barrier(CLK_LOCAL_MEM_FENCE);
-            absorb(p_tile, part, &sum, f, s, careful ? -1.0f : 0.0f, item);
+            absorb(p_tile, part, &sum, f, s, careful ? -1.0f : 0.0f,
+                   careful ? careful_scale(a.len_kv) : 1.0f, item);
 #if CHUNKS_V > 1 && CHUNKS_V <= UNROLLED_CHUNKS
 #pragma unroll
 #endif
@@ -594,6 +592,7 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
         for (uint t = 0; t < ITEMS_K; ++t)
             l += part[GROUP_PART_AT(item, n, t)];
         if (GROUP_ROW(item, n) < at.rows)
-            store_row(&sum, &a, &at, o, lse, n, l, item);
+            store_row(&sum, &a, &at, o, lse, n, l,
+                      passes > 1 ? careful_unscale(a.len_kv) : 1.0f, item);
     }
 }

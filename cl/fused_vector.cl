@@ -26,16 +26,14 @@
 // Numerics: see online.clh for scores. Sums have three levels, so that a million keys lose nothing:
 // a tile, FLUSH_TILES tiles, the rest. P*V takes hidden keys with weight 0, which only a non-finite
 // V can turn into something else than 0, and never into something finite: a tile whose output is
-// not finite everywhere is computed again, with the hidden pairs left out one by one.
+// not finite everywhere is computed again, with the hidden pairs left out one by one and the
+// weights scaled down, so that the sum of finite V is finite.
 
 #if !defined(DIM_QK) || !defined(DIM_V)
 #error "fused_vector.cl: DIM_QK, DIM_V"
 #endif
-#ifndef W
-#error "fused_vector.cl: W"
-#endif
-#ifndef QV
-#error "fused_vector.cl: QV"
+#if !defined(W) || !defined(QV)
+#error "fused_vector.cl: W, QV"
 #endif
 #ifndef TILE_K
 #error "fused_vector.cl: TILE_K"
@@ -385,7 +383,8 @@ static inline bool all_finite(const struct sums *s)
 
 // O = o / l, transposed back to one row after the other.
 static inline void store_output(const struct sums *s, const struct cla_fwd_args *a,
-                                const struct tile_rows *rows, int b, __global o_elem *mem)
+                                const struct tile_rows *rows, int b, float unscale,
+                                __global o_elem *mem)
 {
     for (int v = 0; v < QV; ++v) {
         int real = clamp(rows->real - v * W, 0, W);
@@ -398,7 +397,7 @@ static inline void store_output(const struct sums *s, const struct cla_fwd_args 
             ROWF t[W];
 #pragma unroll
             for (int n = 0; n < W; ++n)
-                t[n] = row_output(s->o[(from + n) * QV + v], s->l[v]);
+                t[n] = row_output(s->o[(from + n) * QV + v], s->l[v], unscale);
             TRANSPOSE(ROWF, t)
 #pragma unroll
             for (int n = 0; n < W; ++n)
@@ -407,7 +406,7 @@ static inline void store_output(const struct sums *s, const struct cla_fwd_args 
         }
 #else
         for (int d = 0; d < DIM_V; ++d) {
-            ROWF t = row_output(s->o[d * QV + v], s->l[v]);
+            ROWF t = row_output(s->o[d * QV + v], s->l[v], unscale);
             for (int n = 0; n < real; ++n) {
                 int lane = v * W + n;
                 long at = tensor_at(&a->o, b, rows->head[lane], rows->query[lane]);
@@ -569,6 +568,8 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
                 continue;
 #endif
             score(p, q, &t);
+            for (int c = 0; IS_SCORE_SCALED(&a) && c < n * QV; ++c)
+                p[c] = SCALE_SCORE(&a, p[c]);
             if (!window_full(&a, i_first, i_last, j, j + n))
                 hide_window(p, &a, &rows, j, n);
 #if MASK_KIND == CLA_MASK_GENERAL
@@ -579,6 +580,8 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
             for (int c = 0; careful && c < n * QV; ++c)
                 hidden[c] = p[c] == (ROWF)(-INFINITY);
             absorb(p, f, &s, n);
+            for (int c = 0; careful && c < n * QV; ++c)
+                p[c] *= careful_scale(a.len_kv);
             if (careful)
                 accumulate_visible(s.o, p, hidden, f, &t);
             else
@@ -591,7 +594,7 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
             break;
         careful = true;
     }
-    store_output(&total, &a, &rows, b, o_mem);
+    store_output(&total, &a, &rows, b, careful ? careful_unscale(a.len_kv) : 1.0f, o_mem);
     if (a.flags & CLA_FWD_HAS_LSE)
         store_lse(&total, &a, &rows, b, lse_mem);
 }

@@ -246,6 +246,12 @@ clattn_status clattn_attention_f32(clattn_context *ctx, const float *q, const fl
             return st;
         ctx = own;
     }
+    if (heads_kv < 1) { // 0 has a meaning in a description only
+        st = cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "heads_kv is %d, less than 1",
+                      (int)heads_kv);
+        clattn_context_destroy(&own);
+        return st;
+    }
     clattn_attention_desc desc;
     clattn_attention_desc_init(&desc, sizeof desc);
     desc.dim_qk = dim;

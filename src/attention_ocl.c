@@ -17,6 +17,9 @@ clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue,
     if ((num_wait > 0) != (wait != NULL))
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "num_wait is %u, wait is %s",
                         (unsigned)num_wait, wait ? "set" : "NULL");
+    for (cl_uint i = 0; i < num_wait; i++)
+        if (!wait[i])
+            return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "wait[%u] is NULL", (unsigned)i);
     if (!queue)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "queue is NULL");
     CLA_CL(cl->GetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof context, &context, NULL));

@@ -396,14 +396,24 @@ static clattn_status check_copy(clattn_context *ctx, const clattn_buf *buf, cons
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!buf || !host || !buf->ptr || buf->kind == CLATTN_BUF_ABSENT)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "copy of %zu bytes: NULL", bytes);
+    if (buf->kind != CLATTN_BUF_HOST && buf->kind != CLATTN_BUF_CL_MEM)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "copy: kind is %d, not %d or %d",
+                        (int)buf->kind, (int)CLATTN_BUF_HOST, (int)CLATTN_BUF_CL_MEM);
     if (buf->kind == CLATTN_BUF_CL_MEM && !ctx->ocl)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
                         "copy: a cl_mem on the built-in CPU path");
-    if (buf->size_bytes &&
-        (buf->offset_bytes > buf->size_bytes || bytes > buf->size_bytes - buf->offset_bytes))
+    size_t size = buf->size_bytes;
+    if (buf->kind == CLATTN_BUF_CL_MEM) {
+        const size_t whole = cla_ocl_mem_size(ctx, buf->ptr);
+        if (!whole)
+            return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
+                            "copy: not a cl_mem of this context");
+        size = size && size < whole ? size : whole;
+    }
+    if (size && (buf->offset_bytes > size || bytes > size - buf->offset_bytes))
         return cla_fail(&ctx->log, CLATTN_ERR_BUFFER_TOO_SMALL,
                         "copy of %zu bytes at %zu, the buffer has %zu", bytes, buf->offset_bytes,
-                        buf->size_bytes);
+                        size);
     return CLATTN_OK;
 }
 

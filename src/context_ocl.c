@@ -213,9 +213,12 @@ size_t cla_ocl_mem_size(void *ctx, void *mem)
 {
     const struct cla_ocl *ocl = ((const clattn_context *)ctx)->ocl;
     cl_context context = NULL;
+    cl_mem_object_type type = 0;
     size_t size = 0;
     if (ocl->cl->GetMemObjectInfo(mem, CL_MEM_CONTEXT, sizeof context, &context, NULL) ||
         context != ocl->context ||
+        ocl->cl->GetMemObjectInfo(mem, CL_MEM_TYPE, sizeof type, &type, NULL) ||
+        type != CL_MEM_OBJECT_BUFFER ||
         ocl->cl->GetMemObjectInfo(mem, CL_MEM_SIZE, sizeof size, &size, NULL))
         return 0;
     return size;

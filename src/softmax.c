@@ -368,11 +368,11 @@ void cla_softmax_work(const clattn_softmax_plan *plan, const struct cla_softmax_
     *c = *call;
     const size_t x0 = (size_t)c->x_offset * cla_softmax_elem_bytes(plan->s.dtype_x);
     const size_t y0 = (size_t)c->y_offset * cla_softmax_elem_bytes(plan->s.dtype_y);
-    out->bufs[0] = (struct cla_call_buf){"y", &c->y, y0, c->y_end_bytes, true, false};
+    out->bufs[0] = (struct cla_call_buf){"y", &c->y, y0, c->y_end_bytes, true, NULL};
     out->bufs[1] = (struct cla_call_buf){"lse", &c->lse, (size_t)c->lse_offset * sizeof(float),
-                                         c->lse_end_bytes, true, false};
+                                         c->lse_end_bytes, true, NULL};
     out->bufs[2] = (struct cla_call_buf){"x", &c->x, x0, c->in_place ? 0 : c->x_end_bytes, false,
-                                         false};
+                                         NULL};
     out->work = (struct cla_host_work){compute, &out->data, sizeof out->data, out->bufs, 3};
 }
 

@@ -168,6 +168,9 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 ///         CLATTN_ERR_SHAPE             heads_q is not a multiple of heads_kv
 ///         CLATTN_ERR_UNSUPPORTED       what is forced can't serve it, or a reserved feature
 ///         CLATTN_ERR_OUT_OF_MEMORY
+///         CLATTN_ERR_FILE              a file of kernel_dir includes one that can't be read
+///         CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL, CLATTN_ERR_SELF_TEST  how the last choice failed,
+///                                      where the CPU path was ruled out
 /// Threads: any.
 CLATTN_API clattn_status clattn_attention_plan_create(clattn_context *ctx,
                                                       const clattn_attention_desc *desc,

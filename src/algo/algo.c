@@ -11,12 +11,12 @@ void cla_call_bufs(const struct cla_problem *p, struct cla_call *call,
     const size_t rows = (size_t)call->batch * (size_t)p->heads_q * (size_t)call->len_q;
     const size_t lse_begin = (size_t)call->lse_offset * f;
     const struct cla_call_buf all[CLA_CALL_BUFS] = {
-        {"q", &call->q.buf, (size_t)call->q.offset * f, call->q.end_bytes, false, false},
-        {"k", &call->k.buf, (size_t)call->k.offset * f, call->k.end_bytes, false, false},
-        {"v", &call->v.buf, (size_t)call->v.offset * f, call->v.end_bytes, false, false},
-        {"mask", &call->mask.buf, (size_t)call->mask.offset, call->mask.end_bytes, false, false},
-        {"o", &call->o.buf, (size_t)call->o.offset * f, call->o.end_bytes, true, false},
-        {"lse", &call->lse, lse_begin, p->lse && rows ? lse_begin + rows * f : 0, true, false},
+        {"q", &call->q.buf, (size_t)call->q.offset * f, call->q.end_bytes, false, NULL},
+        {"k", &call->k.buf, (size_t)call->k.offset * f, call->k.end_bytes, false, NULL},
+        {"v", &call->v.buf, (size_t)call->v.offset * f, call->v.end_bytes, false, NULL},
+        {"mask", &call->mask.buf, (size_t)call->mask.offset, call->mask.end_bytes, false, NULL},
+        {"o", &call->o.buf, (size_t)call->o.offset * f, call->o.end_bytes, true, NULL},
+        {"lse", &call->lse, lse_begin, p->lse && rows ? lse_begin + rows * f : 0, true, NULL},
     };
     for (int i = 0; i < CLA_CALL_BUFS; i++)
         out[i] = all[i];

@@ -75,7 +75,16 @@ struct cla_call_buf {
     size_t begin_bytes; // offset of element 0
     size_t end_bytes;   // bytes from the start of the memory that are reached
     bool output;
-    bool keep; // an output with elements between its own that must stay as they are
+    // An output whose rows do not follow each other: what lies between may be another's, so it must
+    // neither be read nor written. NULL where they do.
+    const struct cla_buf_rows *rows;
+};
+
+// Rows of `row_bytes`, at the sum of index * stride from element 0 on.
+struct cla_buf_rows {
+    int64_t extent[3];
+    int64_t stride_bytes[3];
+    size_t row_bytes;
 };
 
 // The six buffers of a call of attention.

@@ -121,25 +121,32 @@ clattn_status cla_softmax_run(clattn_context *ctx, const struct cla_softmax *s,
     const size_t elem_x = cla_softmax_elem_bytes(s->dtype_x);
     const size_t elem_y = cla_softmax_elem_bytes(s->dtype_y);
     // In place there is one copy, which is brought in although it is an output.
-    const bool keep = call.in_place || call.stride_y != call.len;
+    const struct cla_buf_rows rows = {{1, 1, call.rows},
+                                      {0, 0, call.stride_y * (int64_t)elem_y},
+                                      (size_t)call.len * elem_y};
+    const bool dense = call.rows < 2 || call.stride_y == call.len;
     struct cla_call_buf bufs[] = {
-        {"y", &call.y, (size_t)call.y_offset * elem_y, call.y_end_bytes, true, keep},
-        {"lse", &call.lse, (size_t)call.lse_offset * 4, call.lse_end_bytes, true, false},
+        {"y", &call.y, (size_t)call.y_offset * elem_y, call.y_end_bytes, true,
+         dense ? NULL : &rows},
+        {"lse", &call.lse, (size_t)call.lse_offset * 4, call.lse_end_bytes, true, NULL},
         {"x", &call.x, (size_t)call.x_offset * elem_x, call.in_place ? 0 : call.x_end_bytes, false,
-         false},
+         NULL},
     };
     int64_t *const offset[] = {&call.y_offset, &call.lse_offset, &call.x_offset};
     const bool take_turns = (ctx->caps.quirks & CLA_QUIRK_ONE_THREAD) != 0;
     if (take_turns)
         cla_mutex_lock(ctx->map_mutex);
-    clattn_status st = cla_stage_bufs(ctx, bufs, 3, &stage);
+    clattn_status st = cla_stage_bufs(ctx, bufs, 3, call.in_place, &stage);
     if (st == CLATTN_OK) {
         for (int i = 0; i < 3; i++)
             if (stage.item[i].mem)
                 *offset[i] = 0;
+        if (stage.item[0].dense)
+            call.stride_y = call.len;
         if (call.in_place) {
             call.x = call.y;
             call.x_offset = call.y_offset;
+            call.stride_x = call.stride_y;
         }
         st = run_staged(ctx, s, kernels, &call, &stage);
         cla_stage_release(&stage);

@@ -1,21 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "algo/stage_ocl.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "ocl/error.h"
 
 enum { SHARED_ALIGN = 16 }; // bytes; the group kernel loads float4
 
-// Elements of O that the strides leave out must survive the way back.
-static bool has_gaps(const struct cla_problem *p, const struct cla_call *call)
+// Copies rows between their places in the host's memory and `room`, where they follow each other.
+static void copy_rows(const struct cla_buf_rows *r, char *host, char *room, bool to_room)
 {
-    const size_t elements = (size_t)call->batch * (size_t)p->heads_q * (size_t)call->len_q *
-                            (size_t)p->dim_v;
-    return call->o.end_bytes - (size_t)call->o.offset * sizeof(float) != elements * sizeof(float);
+    for (int64_t a = 0; a < r->extent[0]; a++)
+        for (int64_t b = 0; b < r->extent[1]; b++)
+            for (int64_t c = 0; c < r->extent[2]; c++) {
+                char *at = host + a * r->stride_bytes[0] + b * r->stride_bytes[1] +
+                           c * r->stride_bytes[2];
+                memcpy(to_room ? room : at, to_room ? at : room, r->row_bytes);
+                room += r->row_bytes;
+            }
 }
 
-static clattn_status stage_one(struct cla_stage *s, struct cla_call_buf *b,
+static clattn_status stage_one(struct cla_stage *s, struct cla_call_buf *b, bool read_rows,
                                struct cla_stage_item *item)
 {
     clattn_status st = CLATTN_OK;
@@ -23,10 +29,25 @@ static clattn_status stage_one(struct cla_stage *s, struct cla_call_buf *b,
     const struct cla_log *log = &ctx->log;
     const struct cla_ocl *ocl = ctx->ocl;
     char *host = (char *)b->buf->ptr + b->begin_bytes;
+    const char *from = host;
     item->bytes = b->end_bytes - b->begin_bytes;
     item->host = b->output ? host : NULL;
+    item->dense = b->rows != NULL;
+    if (item->dense) {
+        item->rows = *b->rows;
+        item->bytes = (size_t)(item->rows.extent[0] * item->rows.extent[1] *
+                               item->rows.extent[2]) * item->rows.row_bytes;
+        item->room = malloc(item->bytes);
+        if (!item->room)
+            return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "%s: no memory for %zu bytes of rows",
+                            b->name, item->bytes);
+        if (read_rows)
+            copy_rows(&item->rows, host, item->room, true);
+        from = item->room;
+    }
     // CPU drivers work on the host's memory in place, where it is aligned as a device buffer is.
-    item->shared = cla_caps_vector_shape(&ctx->caps) && (uintptr_t)host % SHARED_ALIGN == 0;
+    item->shared = !item->dense && cla_caps_vector_shape(&ctx->caps) &&
+                   (uintptr_t)host % SHARED_ALIGN == 0;
     cl_mem_flags flags = b->output ? CL_MEM_READ_WRITE : CL_MEM_READ_ONLY;
     if (item->shared)
         flags |= CL_MEM_USE_HOST_PTR;
@@ -38,8 +59,8 @@ static clattn_status stage_one(struct cla_stage *s, struct cla_call_buf *b,
     item->mem = ocl->cl->CreateBuffer(ocl->context, flags, item->bytes,
                                       item->shared ? host : NULL, &code);
     CLA_TRY(cla_cl_check(log, code, "clCreateBuffer"));
-    if ((!b->output || b->keep) && !item->shared)
-        CLA_CL(ocl->cl->EnqueueWriteBuffer(ocl->queue, item->mem, CL_TRUE, 0, item->bytes, host, 0,
+    if ((!b->output || read_rows) && !item->shared)
+        CLA_CL(ocl->cl->EnqueueWriteBuffer(ocl->queue, item->mem, CL_TRUE, 0, item->bytes, from, 0,
                                            NULL, NULL));
     *b->buf = (clattn_buf){.kind = CLATTN_BUF_CL_MEM, .ptr = item->mem,
                            .size_bytes = item->bytes};
@@ -49,7 +70,7 @@ done:
 }
 
 clattn_status cla_stage_bufs(clattn_context *ctx, struct cla_call_buf *bufs, int num_bufs,
-                             struct cla_stage *s)
+                             bool read_rows, struct cla_stage *s)
 {
     clattn_status st = CLATTN_OK;
     s->ctx = ctx;
@@ -57,7 +78,7 @@ clattn_status cla_stage_bufs(clattn_context *ctx, struct cla_call_buf *bufs, int
     memset(s->item, 0, sizeof s->item);
     for (int i = 0; i < num_bufs; i++) {
         if (bufs[i].end_bytes && bufs[i].buf->kind == CLATTN_BUF_HOST)
-            CLA_TRY(stage_one(s, &bufs[i], &s->item[i]));
+            CLA_TRY(stage_one(s, &bufs[i], read_rows, &s->item[i]));
     }
 done:
     if (st != CLATTN_OK)
@@ -65,21 +86,43 @@ done:
     return st;
 }
 
+// Rows of O; false where they fill the memory between the first and the last.
+static bool rows_of_o(const struct cla_problem *p, const struct cla_call *call,
+                      struct cla_buf_rows *rows)
+{
+    const int64_t f = sizeof(float);
+    *rows = (struct cla_buf_rows){
+        {call->batch, p->heads_q, call->len_q},
+        {call->o.stride[0] * f, call->o.stride[1] * f, call->o.stride[2] * f},
+        (size_t)p->dim_v * sizeof(float)};
+    const size_t dense = (size_t)call->batch * (size_t)p->heads_q * (size_t)call->len_q *
+                         rows->row_bytes;
+    return call->o.end_bytes - (size_t)(call->o.offset * f) != dense;
+}
+
 clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,
                            const struct cla_call *call, struct cla_stage *s)
 {
     struct cla_call_buf bufs[CLA_CALL_BUFS];
+    struct cla_buf_rows rows;
     s->call = *call;
     cla_call_bufs(p, &s->call, bufs);
     int64_t *const offset[CLA_CALL_BUFS] = {&s->call.q.offset,    &s->call.k.offset,
                                             &s->call.v.offset,    &s->call.mask.offset,
                                             &s->call.o.offset,    &s->call.lse_offset};
     for (int i = 0; i < CLA_CALL_BUFS; i++)
-        bufs[i].keep = bufs[i].buf == &s->call.o.buf && has_gaps(p, call);
-    clattn_status st = cla_stage_bufs(ctx, bufs, CLA_CALL_BUFS, s);
+        if (bufs[i].buf == &s->call.o.buf && rows_of_o(p, call, &rows))
+            bufs[i].rows = &rows;
+    clattn_status st = cla_stage_bufs(ctx, bufs, CLA_CALL_BUFS, false, s);
     for (int i = 0; st == CLATTN_OK && i < CLA_CALL_BUFS; i++) {
-        if (s->item[i].mem)
-            *offset[i] = 0;
+        if (!s->item[i].mem)
+            continue;
+        *offset[i] = 0;
+        if (s->item[i].dense) {
+            s->call.o.stride[2] = p->dim_v;
+            s->call.o.stride[1] = (int64_t)call->len_q * p->dim_v;
+            s->call.o.stride[0] = (int64_t)p->heads_q * call->len_q * p->dim_v;
+        }
     }
     return st;
 }
@@ -95,7 +138,10 @@ clattn_status cla_stage_out(struct cla_stage *s, cl_event after)
             continue;
         if (!item->shared) {
             CLA_CL(ocl->cl->EnqueueReadBuffer(ocl->queue, item->mem, CL_TRUE, 0, item->bytes,
-                                              item->host, 1, &after, NULL));
+                                              item->dense ? item->room : item->host, 1, &after,
+                                              NULL));
+            if (item->dense)
+                copy_rows(&item->rows, item->host, item->room, false);
             continue;
         }
         // Mapping makes the device's writes visible in the host's memory.
@@ -119,5 +165,7 @@ void cla_stage_release(struct cla_stage *s)
         if (s->item[i].mem)
             s->ctx->ocl->cl->ReleaseMemObject(s->item[i].mem);
         s->item[i].mem = NULL;
+        free(s->item[i].room);
+        s->item[i].room = NULL;
     }
 }

@@ -11,6 +11,9 @@ struct cla_stage_item {
     void *host; // what the device must write back to; NULL for inputs
     size_t bytes;
     bool shared; // the device works on the host's own memory
+    bool dense;  // rows follow each other in `mem`, but not in the host's memory
+    struct cla_buf_rows rows;
+    void *room; // of a dense one, owned
 };
 
 struct cla_stage {
@@ -21,9 +24,10 @@ struct cla_stage {
 };
 
 // Makes the device copies of what is host memory: *bufs[i].buf becomes a cl_mem whose element 0
-// lies at its start, and begin_bytes 0. On failure what was made is released.
+// lies at its start. One with `rows` becomes dense, for which the caller changes its strides;
+// `read_rows` says that such rows are brought in too. On failure what was made is released.
 clattn_status cla_stage_bufs(clattn_context *ctx, struct cla_call_buf *bufs, int num_bufs,
-                             struct cla_stage *s);
+                             bool read_rows, struct cla_stage *s);
 
 // The same for a call of attention.
 clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,

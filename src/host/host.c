@@ -158,7 +158,10 @@ static void cut_call(struct cut *c, int32_t threads)
 
     const double flops = 2.0 * call->batch * p->heads_q * call->len_q * (double)call->len_kv *
                          (p->dim_qk + p->dim_v);
-    threads = cla_host_threads(threads);
+    // A forked child has one thread, but must cut as its parent did: same call, same bits.
+    const int32_t team = cla_host_threads(threads);
+    if (threads < team)
+        threads = team;
     if (flops < MIN_PARALLEL_FLOPS)
         threads = 1;
     const int64_t whole = (int64_t)call->batch * p->heads_kv * c->tiles;
@@ -171,7 +174,9 @@ static void cut_call(struct cut *c, int32_t threads)
             c->splits = 1;
     }
     c->jobs = whole * c->splits;
-    c->threads = c->jobs < threads ? (int32_t)c->jobs : threads;
+    c->threads = threads < team ? threads : team;
+    if (c->jobs < c->threads)
+        c->threads = (int32_t)c->jobs;
     c->part_floats = c->splits > 1 ? (size_t)c->tile_q * ((size_t)p->dim_v + 2) : 0;
 }
 
