@@ -149,7 +149,7 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!out)
         return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "info is NULL");
-    if (out->struct_size < sizeof out->struct_size + sizeof out->algo)
+    if (out->struct_size < CLA_SIZE_TO(clattn_plan_info, build_options))
         return cla_fail(&plan->ctx->log, CLATTN_ERR_STRUCT_SIZE,
                         "clattn_plan_info.struct_size is %zu", out->struct_size);
     const struct cla_tile *t = &plan->choice.tile;

@@ -85,7 +85,7 @@ static clattn_status list_devices(const clattn_context_desc *d, const struct cla
 static clattn_status fill_info(const struct cla_caps *c, int32_t index, int32_t rank,
                                clattn_device_info *out, const struct cla_log *log)
 {
-    if (out->struct_size < sizeof out->struct_size + sizeof out->index)
+    if (out->struct_size < CLA_SIZE_TO(clattn_device_info, rank))
         return cla_fail(log, CLATTN_ERR_STRUCT_SIZE, "clattn_device_info.struct_size is %zu",
                         out->struct_size);
     clattn_device_info i;

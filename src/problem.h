@@ -78,6 +78,9 @@ clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention
 clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, void *out,
                             size_t out_size, const struct cla_log *log);
 
+// Size of a struct whose first version ended with `field`.
+#define CLA_SIZE_TO(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
+
 // Zeroes the caller's struct and notes its size.
 void cla_struct_init(void *s, size_t size);
 

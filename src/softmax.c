@@ -215,7 +215,7 @@ clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan, clattn_so
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!out)
         return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "info is NULL");
-    if (out->struct_size < sizeof out->struct_size + sizeof out->algo)
+    if (out->struct_size < CLA_SIZE_TO(clattn_softmax_info, reason))
         return cla_fail(&plan->ctx->log, CLATTN_ERR_STRUCT_SIZE,
                         "clattn_softmax_info.struct_size is %zu", out->struct_size);
     clattn_softmax_info i;

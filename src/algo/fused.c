@@ -260,9 +260,32 @@ done:
     return st;
 }
 
+// Host memory that the device cannot take in one allocation, as with K broadcast by large strides,
+// may still be no trouble for the CPU path.
+static bool too_large(const clattn_context *ctx, const struct cla_problem *p,
+                      const struct cla_call *call)
+{
+    struct cla_call copy = *call;
+    struct cla_call_buf bufs[CLA_CALL_BUFS];
+    const size_t most = ctx->caps.max_alloc_bytes;
+    cla_call_bufs(p, &copy, bufs);
+    for (int i = 0; most && i < CLA_CALL_BUFS; i++) {
+        const size_t bytes = bufs[i].end_bytes - bufs[i].begin_bytes;
+        if (!bufs[i].end_bytes || bufs[i].buf->kind != CLATTN_BUF_HOST || bytes <= most)
+            continue;
+        cla_logf(&ctx->log, CLATTN_LOG_WARN,
+                 "%s spans %zu bytes, the device allows %zu in one allocation; the CPU path "
+                 "computes this call", bufs[i].name, bytes, most);
+        return true;
+    }
+    return false;
+}
+
 static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
                          const struct cla_prepared *prepared, const struct cla_call *call)
 {
+    if (may_fall_back(p) && too_large(ctx, p, call))
+        return cla_algo_host.run(ctx, p, NULL, call);
     clattn_status st = check_keys(ctx, p, &prepared->tile, call);
     if (st != CLATTN_OK)
         return may_fall_back(p) ? cla_algo_host.run(ctx, p, NULL, call) : st;

@@ -105,7 +105,8 @@ clattn_status cla_cl_open(const char *library, const struct cla_log *log, struct
             found = try_library(cl, usual_names[i], list, sizeof list);
     }
     if (!found) {
-        cla_logf(log, CLATTN_LOG_INFO, "no OpenCL library: %s", list);
+        // What the caller named should have been there.
+        cla_logf(log, library ? CLATTN_LOG_WARN : CLATTN_LOG_INFO, "no OpenCL library: %s", list);
         free(cl);
         return CLATTN_ERR_NO_OPENCL;
     }

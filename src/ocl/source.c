@@ -291,8 +291,12 @@ clattn_status cla_source_expand(const char *dir, const char *name, const struct 
     char *root = NULL;
     size_t size = 0;
     int i = 0;
-    while (i < n && !root)
+    while (i < n && !root) {
         root = load(&places[i++], name, &size);
+        if (!root && places[i - 1].dir && places[i - 1].dir != installed)
+            cla_logf(log, CLATTN_LOG_INFO, "%s (%s) has no %s", places[i - 1].what,
+                     places[i - 1].dir, name);
+    }
     // The first place that has the file is taken: going on where one of its includes is missing
     // would quietly pass over a file that the user has put there.
     st = root ? expand_from(&places[i - 1], name, root, size, log, text)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Edges of the float range, outputs whose rows lie among another's, and what the small calls refuse.
+// Edges of the float range, rows of an output among another's, and what small calls refuse.
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>

@@ -74,14 +74,13 @@ static void expect_text(const char *dir, const char *name, const char *expected)
     free(text);
 }
 
-// The call fails with CLATTN_ERR_FILE and one message, which contains `part`.
+// The call fails with CLATTN_ERR_FILE and one error, which contains `part`.
 static void expect_refused(const char *dir, const char *name, const char *part)
 {
     char *text = (char *)"not touched";
     record_start(&record, CLATTN_LOG_DEBUG);
     assert_int_equal(cla_source_expand(dir, name, &record.log, &text), CLATTN_ERR_FILE);
     assert_null(text);
-    assert_int_equal(record_total(&record), 1);
     assert_int_equal(record.count[CLATTN_LOG_ERROR], 1);
     if (!strstr(record.text, part))
         fail_msg("\"%s\" is not in \"%s\"", part, record.text);
