@@ -206,6 +206,9 @@ def main(module, classes, device_classes=()):
     parser = argparse.ArgumentParser(description=module.__doc__.splitlines()[0])
     for name in ("run", "probe", "bench", "run-faulty", "bench-faulty", "data"):
         parser.add_argument("--" + name, required=True, type=os.path.abspath)
+    # Only in builds with OpenCL.
+    parser.add_argument("--fake-opencl", type=os.path.abspath)
+    parser.add_argument("--fake-icd", type=os.path.abspath)
     parser.add_argument("only", nargs="*", help="Class or Class.test")
     parser.parse_args(namespace=PROGRAMS)
     DEVICES.extend(expected_devices())
