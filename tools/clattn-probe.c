@@ -25,31 +25,37 @@ static const char help[] =
     "  --shape B,H,HKV,LQ,LKV,D[,DV]\n"
     "                 a plan for batch, query heads, key/value heads, queries, keys, head\n"
     "                 dimension, head dimension of V; can be repeated\n"
+    "  --self-test[=small|medium|full]\n"
+    "                 also runs cases of the test suite on each device: head dimensions, causal\n"
+    "                 with both alignments, masks, grouped heads, strides, odd sizes, NaN behind\n"
+    "                 masks; default medium, small on slow software devices. Put it into a bug\n"
+    "                 report\n"
     "  --timeout N    seconds that a driver may take for one step; default 120\n"
     "  --opencl-library FILE\n"
     "                 OpenCL library to use instead of the system's\n"
-    "  --json         print one JSON object; docs/probe-json.md says what is in it\n"
+    "  --json         print one JSON object; docs/probe.schema.json describes it\n"
     "  -h, --help     print this text\n"
     "  --version      print the version\n"
     "\n"
     "A kernel shape is tested on a small causal problem with grouped heads against the double\n"
     "reference: right, wrong, refused (the device cannot have it), failed, crashed or hung. Each\n"
     "device is tried in a process of its own, so that a driver that crashes or hangs is reported\n"
-    "with what it was doing. A device works where at least one shape is right, none is wrong, and\n"
-    "neither the shape it prefers nor a plan crashed or hung.\n"
+    "with what it was doing. A device works where at least one shape is right, none is wrong,\n"
+    "neither the shape it prefers nor a plan crashed or hung, and all cases are right.\n"
     "\n"
     "Exit status: 0 an OpenCL device works (with --device: that device works, which may be the\n"
     "built-in CPU path); 1 none works; 2 wrong use.\n";
 
 enum {
-    OPT_DEVICE, OPT_DIM, OPT_SHAPE, OPT_TIMEOUT, OPT_LIBRARY, OPT_JSON, OPT_HELP, OPT_VERSION,
-    OPT_CHILD, OPT_COUNT
+    OPT_DEVICE, OPT_DIM, OPT_SHAPE, OPT_SELF_TEST, OPT_TIMEOUT, OPT_LIBRARY, OPT_JSON, OPT_HELP,
+    OPT_VERSION, OPT_CHILD, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_DEVICE] = {"device", 0, TOOL_ARG_REQUIRED, false},
     [OPT_DIM] = {"dim", 0, TOOL_ARG_REQUIRED, true},
     [OPT_SHAPE] = {"shape", 0, TOOL_ARG_REQUIRED, true},
+    [OPT_SELF_TEST] = {"self-test", 0, TOOL_ARG_OPTIONAL, false},
     [OPT_TIMEOUT] = {"timeout", 0, TOOL_ARG_REQUIRED, false},
     [OPT_LIBRARY] = {"opencl-library", 0, TOOL_ARG_REQUIRED, false},
     [OPT_JSON] = {"json", 0, TOOL_ARG_NONE, false},
@@ -87,6 +93,9 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_DEVICE: opt->device = value; return 0;
     case OPT_DIM: return take_plan(opt, false, shown, value);
     case OPT_SHAPE: return take_plan(opt, true, shown, value);
+    case OPT_SELF_TEST:
+        opt->self_test = PROBE_LEVEL_AUTO;
+        return value ? tool_take_word(shown, value, probe_level_words, &opt->self_test) : 0;
     case OPT_TIMEOUT: return tool_take_int32(shown, value, 1, 86400, &opt->timeout);
     case OPT_LIBRARY: opt->library = value; return 0;
     case OPT_JSON: opt->json = true; return 0;
@@ -109,6 +118,7 @@ int main(int argc, char **argv)
     static struct probe_options opt;
 
     opt.timeout = 120;
+    opt.self_test = PROBE_LEVEL_NONE;
     opt.argc = argc;
     opt.argv = argv;
     tool_start("clattn-probe");

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/utsname.h>
 
 #include "lib/output.h"
 #include "lib/shape.h"
@@ -73,8 +74,9 @@ static bool device_works(const json_t *device)
     }
     json_array_foreach(json_object_get(device, "plans"), i, entry)
         bad = bad || was_lost(entry);
-    json_array_foreach(json_object_get(device, "cases"), i, entry)
-        bad = bad || !result_is(entry, "right");
+    const json_t *test = json_object_get(device, "self_test");
+    bad = bad || json_integer_value(json_object_get(test, "right")) !=
+                     json_integer_value(json_object_get(test, "cases"));
     return right && !bad;
 }
 
@@ -101,8 +103,14 @@ static void add_lost_step(const struct probe_options *opt, json_t *device,
         json_object_set_new(entry, "shape", json_string(shape));
         json_object_set_new(entry, "dim", json_integer(p->dim_qk));
     } else {
+        const struct attn_case *c =
+            probe_case(probe_case_level(opt, device), n - kernels - opt->plans);
         json_decref(entry);
-        return;
+        if (!c)
+            return; // all steps were done
+        list = "cases";
+        entry = probe_case_entry(c, lost->hung ? "hung" : "crashed", lost->text);
+        json_object_set_new(entry, "messages", json_array());
     }
     json_array_append_new(json_object_get(device, list), entry);
 }
@@ -118,6 +126,8 @@ static void gather_device(const struct probe_options *opt, json_t *device, const
     json_object_set_new(device, "messages", json_array());
     json_object_set_new(device, "kernels", json_array());
     json_object_set_new(device, "plans", json_array());
+    if (opt->self_test != PROBE_LEVEL_NONE)
+        json_object_set_new(device, "cases", json_array());
     for (bool again = true; again;) {
         char task[64];
         struct probe_lost lost;
@@ -141,6 +151,10 @@ static void gather_device(const struct probe_options *opt, json_t *device, const
         first = lost.step + 1;
         probe_lost_free(&lost);
     }
+    if (opt->self_test != PROBE_LEVEL_NONE)
+        json_object_set_new(device, "self_test",
+                            probe_case_summary(probe_case_level(opt, device),
+                                               json_object_get(device, "cases")));
     json_object_set_new(device, "failures", failures);
     json_object_set_new(device, "quirks_in_words",
                         quirks_in_words(json_integer_value(json_object_get(device, "quirks"))));
@@ -241,12 +255,18 @@ static int gather_opencl(const struct probe_options *opt, json_t *report)
 int probe_gather(const struct probe_options *opt, json_t *report)
 {
     int version = clattn_version(), code = TOOL_DONE;
+    struct utsname system;
     bool works = false;
     size_t i;
     json_t *device;
 
     json_object_set_new(report, "version", json_sprintf("%d.%d.%d", version / 10000,
                                                         version / 100 % 100, version % 100));
+    if (uname(&system) == 0)
+        json_object_set_new(report, "system", json_sprintf("%s %s %s", system.sysname,
+                                                           system.release, system.machine));
+    else
+        json_object_set_new(report, "system", json_string("unknown"));
     json_object_set_new(report, "opencl_built", json_boolean(clattn_has_opencl()));
     json_object_set_new(report, "opencl_devices", json_null());
     json_object_set_new(report, "messages", json_array());

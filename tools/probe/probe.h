@@ -7,17 +7,21 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+#include "cases/cases.h"
 #include "lib/session.h"
 
 enum {
     PROBE_PLANS_MAX = 64,
-    PROBE_PIPE = 3 // the child's end of the pipe
+    PROBE_PIPE = 3, // the child's end of the pipe
+    PROBE_LEVEL_NONE = -1,
+    PROBE_LEVEL_AUTO = -2 // by device
 };
 
 struct probe_options {
     const char *device, *library; // NULL = all of them, the system's
     struct tool_problem plan[PROBE_PLANS_MAX];
     int plans;
+    int self_test; // enum test_level, or one of PROBE_LEVEL_*
     int32_t timeout;
     bool json, help, version;
     const char *child; // the task of a child, else NULL
@@ -76,6 +80,26 @@ void probe_task_drivers(const struct probe_options *opt, int first);
 
 // What the library logged, as an array; the log is empty then.
 json_t *probe_messages(struct tool_log *log);
+
+// ---- self-test (cases.c) ------------------------------------------------------------------------
+
+extern const char *const probe_level_words[]; // of enum test_level; NULL at the end
+
+// Which cases this device runs: enum test_level, or PROBE_LEVEL_NONE.
+int probe_case_level(const struct probe_options *opt, const json_t *device);
+int probe_case_count(int level);
+const struct attn_case *probe_case(int level, int n); // NULL past the end
+
+// What is said of a case that did not come to its end.
+json_t *probe_case_entry(const struct attn_case *c, const char *result, const char *status);
+
+struct probe_kept_plan;
+json_t *probe_run_case(struct tool_session *s, struct probe_kept_plan **kept,
+                       const struct attn_case *c, int step);
+void probe_plans_free(struct probe_kept_plan **kept);
+
+// {"level", "cases", "right", "of_tolerance", "worst_case"}.
+json_t *probe_case_summary(int level, const json_t *cases);
 
 // ---- gathering ----------------------------------------------------------------------------------
 

@@ -267,6 +267,7 @@ static bool open_device(struct tool_session *s, const char *selector, bool repor
 void probe_task_device(const struct probe_options *opt, const char *selector, int first)
 {
     struct tool_session s;
+    struct probe_kept_plan *kept = NULL;
     const bool builtin = strcmp(selector, "cpu") == 0;
     int step = PROBE_STEP_KERNEL;
 
@@ -283,6 +284,15 @@ void probe_task_device(const struct probe_options *opt, const char *selector, in
             if (step >= first)
                 probe_add("plans", probe_plan(&s, &opt->plan[n], step));
         }
+        json_t *facts = tool_json_device(&s.device);
+        const int level = probe_case_level(opt, facts);
+        const int cases = probe_case_count(level);
+        json_decref(facts);
+        for (int n = 0; n < cases; n++, step++) {
+            if (step >= first)
+                probe_add("cases", probe_run_case(&s, &kept, probe_case(level, n), step));
+        }
+        probe_plans_free(&kept);
         probe_stage(step, "closing the device");
         probe_put("programs_built", json_integer((json_int_t)clattn_context_build_count(s.ctx)));
     }

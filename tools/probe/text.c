@@ -161,14 +161,12 @@ static void print_facts(const json_t *d)
 
 // ---- kernels and plans --------------------------------------------------------------------------
 
-static void error_text(const json_t *entry, char *text, size_t size)
+static void real_text(const json_t *value, char *text, size_t size)
 {
-    json_t *error = json_object_get(entry, "max_error");
-
-    if (json_is_number(error))
-        snprintf(text, size, "%.2g", json_number_value(error));
+    if (json_is_number(value))
+        snprintf(text, size, "%.2g", json_number_value(value));
     else
-        snprintf(text, size, "%s", error ? json_string_value(error) : "-");
+        snprintf(text, size, "%s", value ? json_string_value(value) : "-");
 }
 
 static void print_kernels(const json_t *d)
@@ -181,7 +179,7 @@ static void print_kernels(const json_t *d)
 
     json_array_foreach(kernels, i, k) {
         char text[32];
-        error_text(k, text, sizeof text);
+        real_text(json_object_get(k, "max_error"), text, sizeof text);
         const char *cells[] = {text_of(k, "kernel"), text_of(k, "result"), text};
         tool_table_row(table, cells, 3);
         tool_table_color(table, 1, color_of(text_of(k, "result")));
@@ -271,6 +269,48 @@ static void print_plans(const json_t *d)
     tool_table_print(table);
     print_by_shape(plans, "refusals", "refused");
     print_by_shape(plans, "messages", "!");
+}
+
+// ---- self-test ----------------------------------------------------------------------------------
+
+static void print_cases(const json_t *d)
+{
+    const struct tool_column columns[] = {
+        {"CASE", false, false}, {"SHAPE", false, false}, {"MEMORY", false, false},
+        {"KERNEL", false, false}, {"TILE", false, false}, {"RESULT", false, false},
+        {"MAX ERROR", true, false}, {"OF TOLERANCE", true, false}};
+    enum { COUNT = sizeof columns / sizeof *columns };
+    const json_t *test = json_object_get(d, "self_test"), *cases = json_object_get(d, "cases");
+    const bool good = integer_of(test, "right") == integer_of(test, "cases");
+    struct libscols_table *table = tool_table_create(columns, COUNT, true);
+    size_t i;
+    json_t *c;
+
+    json_array_foreach(cases, i, c) {
+        char tile[32] = "-", kernel[80] = "-", error[32], ratio[32];
+        if (json_object_get(c, "algo")) {
+            snprintf(tile, sizeof tile, "%lld x %lld", integer_of(c, "tile_q"),
+                     integer_of(c, "tile_k"));
+            snprintf(kernel, sizeof kernel, "%s %s", text_of(c, "algo"), text_of(c, "kernel"));
+        }
+        real_text(json_object_get(c, "max_error"), error, sizeof error);
+        real_text(json_object_get(c, "of_tolerance"), ratio, sizeof ratio);
+        const char *cells[COUNT] = {text_of(c, "name"), text_of(c, "shape"), text_of(c, "memory"),
+                                    kernel, tile, text_of(c, "result"), error, ratio};
+        tool_table_row(table, cells, COUNT);
+        tool_table_color(table, 5, color_of(text_of(c, "result")));
+    }
+    printf("\n");
+    tool_table_print(table);
+    json_array_foreach(cases, i, c) {
+        if (strcmp(text_of(c, "result"), "right") != 0)
+            printf("  ! %s: %s\n", text_of(c, "name"), text_of(c, "status"));
+        print_list(json_object_get(c, "messages"), "  ! ");
+    }
+    line_in(good ? "32" : "31", "self-test (%s): %lld of %lld cases right, at most %.2g of the "
+            "tolerance%s%s", text_of(test, "level"), integer_of(test, "right"),
+            integer_of(test, "cases"), json_number_value(json_object_get(test, "of_tolerance")),
+            text_of(test, "worst_case")[0] ? ", in " : "", text_of(test, "worst_case"));
 }
 
 // ---- drivers ------------------------------------------------------------------------------------
@@ -390,11 +430,15 @@ void probe_print(const json_t *report, const struct probe_options *opt)
     size_t i;
     json_t *d;
 
+    printf("clattn %s on %s%s\n\n", text_of(report, "version"), text_of(report, "system"),
+           is_true(report, "opencl_built") ? "" : ", built without OpenCL");
     json_array_foreach(json_object_get(report, "devices"), i, d) {
         print_facts(d);
         if (is_true(d, "opened")) {
             print_kernels(d);
             print_plans(d);
+            if (json_object_get(d, "cases"))
+                print_cases(d);
         }
         printf("\n");
     }
