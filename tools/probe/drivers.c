@@ -65,7 +65,7 @@ static void add_folder(json_t *drivers, const char *folder)
     int count = scandir(folder, &entries, NULL, by_name);
 
     for (int i = 0; i < count; i++) {
-        char path[2048];
+        char path[2560];
         snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
         if (ends_with(path, ".icd"))
             add_icd_file(drivers, path);
