@@ -310,6 +310,16 @@ class BadDrivers(ProbeCase):
             self.assertEqual((report["opencl_devices"], len(report["devices"])), (0, 1))
             self.assertTrue(any(says in m for m in report["messages"]), report["messages"])
 
+    def test_library_that_does_not_load(self):
+        missing = self.path("missing.so")
+        for library, says in ((missing, "cannot open shared object file"),
+                              (PROGRAMS.fake_icd, "has no function cl")):
+            report = self.report("--opencl-library", library, "--dim=16", code=1,
+                                 env={"FAKE_ICD": "no"})
+            self.assertEqual(report["opencl_devices"], 0)
+            self.assertIn(f"no OpenCL library: {library}: ", report["messages"][0])
+            self.assertIn(says, report["messages"][0])
+
     def test_enumeration(self):
         looking = "looking for OpenCL devices"
         for fault, what, args in (

@@ -176,6 +176,15 @@ static void drop(struct text *t, size_t count)
     t->used -= count;
 }
 
+// Someone who waits at a terminal sees what for.
+static void show_stage(const char *stage)
+{
+    const char *term = getenv("TERM");
+
+    if (isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0)
+        fprintf(stderr, "\r\033[K%.76s\r", stage);
+}
+
 static void take_line(struct child *c, const char *text, size_t size, json_t *object)
 {
     json_t *line = json_loadb(text, size, 0, NULL);
@@ -186,6 +195,7 @@ static void take_line(struct child *c, const char *text, size_t size, json_t *ob
 
     if (stage) {
         snprintf(c->stage, sizeof c->stage, "%s", stage);
+        show_stage(stage);
         c->step = (int)json_integer_value(json_object_get(line, "step"));
     }
     if (put)
@@ -281,6 +291,17 @@ static json_t *last_lines(const struct text *said)
     return lines;
 }
 
+// Kills a child that hangs. One that hangs inside the operating system cannot be waited for.
+static void bury(const struct child *c)
+{
+    const double end = tool_now_ms() + 5e3;
+    int status;
+
+    kill(-c->pid, SIGKILL);
+    while (waitpid(c->pid, &status, WNOHANG) == 0 && tool_now_ms() < end)
+        poll(NULL, 0, 5);
+}
+
 static void describe(const struct child *c, int status, struct probe_lost *lost)
 {
     char how[128];
@@ -312,11 +333,12 @@ void probe_child(const struct probe_options *opt, const char *task, const char *
         snprintf(lost->text, sizeof lost->text, "no answer after %d s while %s", (int)opt->timeout,
                  c.stage);
     }
-    // Also whatever the driver has started and left behind.
-    kill(-c.pid, SIGKILL);
     if (lost->hung)
-        waitpid(c.pid, &status, 0);
+        bury(&c);
+    else
+        kill(-c.pid, SIGKILL); // whatever the driver has started and left behind
     running = 0;
+    show_stage("");
     read_results(&c, object);
     read_output(&c);
     if (!lost->hung && (WIFSIGNALED(status) || WEXITSTATUS(status) != 0 || !c.ended)) {

@@ -255,7 +255,9 @@ static bool open_device(struct tool_session *s, const char *selector, bool repor
         tested.log.keep = CLATTN_LOG_WARN;
         tested.opencl_library = s->opencl_library;
         st = tool_session_open(&tested, selector, 0, 0);
-        json_array_extend(said, probe_messages(&tested.log));
+        json_t *more = probe_messages(&tested.log);
+        json_array_extend(said, more);
+        json_decref(more);
         tool_session_close(&tested);
     }
     probe_put("opened", json_boolean(s->ctx != NULL));

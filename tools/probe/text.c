@@ -189,10 +189,13 @@ static void print_kernels(const json_t *d)
     json_array_foreach(kernels, i, k) {
         char before[64];
         json_t *refusals = json_object_get(k, "refusals");
-        if (strcmp(text_of(k, "result"), "right") != 0)
-            printf("  ! %s: %s\n", text_of(k, "kernel"), text_of(k, "status"));
         snprintf(before, sizeof before, "  %s refused: ", text_of(k, "kernel"));
         print_list(refusals, before);
+        // The messages of a shape that is only refused say the same again.
+        if (strcmp(text_of(k, "result"), "refused") == 0 && json_array_size(refusals) > 0)
+            continue;
+        if (strcmp(text_of(k, "result"), "right") != 0)
+            printf("  ! %s: %s\n", text_of(k, "kernel"), text_of(k, "status"));
         print_list(json_object_get(k, "messages"), "  ! ");
     }
 }
