@@ -21,6 +21,11 @@ struct memory {
     unsigned char *bytes;
 };
 
+struct program {
+    int users;
+    char *text;
+};
+
 static char a_platform, a_device, a_context, a_queue, a_kernel, an_event;
 
 static const char *wish(void)
@@ -43,8 +48,10 @@ static void fault(const char *function, const char *text)
             return;
     }
     fprintf(stderr, "fake driver: %s\n", what);
-    if (strcmp(what, "segv") == 0)
+    if (strcmp(what, "segv") == 0) {
+        signal(SIGSEGV, SIG_DFL); // a sanitizer has its own idea
         kill(getpid(), SIGSEGV);
+    }
     if (strcmp(what, "abort") == 0)
         abort();
     if (strcmp(what, "exit") == 0)
@@ -296,9 +303,14 @@ cl_program clCreateProgramWithSource(cl_context context, cl_uint count, const ch
 {
     (void)context;
     (void)count;
-    char *text = lengths && lengths[0] ? strndup(texts[0], lengths[0]) : strdup(texts[0]);
-    *code = text ? CL_SUCCESS : CL_OUT_OF_HOST_MEMORY;
-    return (cl_program)(void *)text;
+    struct program *p = calloc(1, sizeof *p);
+    *code = CL_OUT_OF_HOST_MEMORY;
+    if (!p)
+        return NULL;
+    p->users = 1;
+    p->text = lengths && lengths[0] ? strndup(texts[0], lengths[0]) : strdup(texts[0]);
+    *code = p->text ? CL_SUCCESS : CL_OUT_OF_HOST_MEMORY;
+    return (cl_program)(void *)p;
 }
 
 cl_int clBuildProgram(cl_program program, cl_uint count, const cl_device_id *devices,
@@ -310,7 +322,7 @@ cl_int clBuildProgram(cl_program program, cl_uint count, const cl_device_id *dev
     (void)options;
     (void)notify;
     (void)user;
-    fault("clBuildProgram", (const char *)(void *)program);
+    fault("clBuildProgram", ((const struct program *)(void *)program)->text);
     return CL_SUCCESS;
 }
 
@@ -323,10 +335,19 @@ cl_int clGetProgramBuildInfo(cl_program program, cl_device_id device, cl_program
     return answer("", 1, size, value, got);
 }
 
-// The texts are not counted and stay: a process of these tests is short.
+cl_int clRetainProgram(cl_program program)
+{
+    ((struct program *)(void *)program)->users++;
+    return CL_SUCCESS;
+}
+
 cl_int clReleaseProgram(cl_program program)
 {
-    (void)program;
+    struct program *p = (struct program *)(void *)program;
+    if (--p->users == 0) {
+        free(p->text);
+        free(p);
+    }
     return CL_SUCCESS;
 }
 
@@ -460,7 +481,6 @@ NOTHING(clReleaseContext, cl_context)
 NOTHING(clRetainCommandQueue, cl_command_queue)
 NOTHING(clReleaseCommandQueue, cl_command_queue)
 NOTHING(clRetainMemObject, cl_mem)
-NOTHING(clRetainProgram, cl_program)
 NOTHING(clReleaseKernel, cl_kernel)
 NOTHING(clRetainEvent, cl_event)
 NOTHING(clReleaseEvent, cl_event)
