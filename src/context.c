@@ -39,6 +39,15 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
 
 // ---- devices -----------------------------------------------------------------------------------
 
+int clattn_has_opencl(void)
+{
+#if defined(CLA_HAVE_OPENCL)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 static void builtin_caps(struct cla_caps *c, int32_t threads)
 {
     memset(c, 0, sizeof *c);

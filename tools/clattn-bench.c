@@ -12,6 +12,7 @@
 #include "lib/random.h"
 #include "lib/say.h"
 #include "lib/session.h"
+#include "lib/shape.h"
 
 static const char help[] =
     "Usage: clattn-bench [--shape B,H,HKV,LQ,LKV,D[,DV]]... [OPTION]...\n"
@@ -80,33 +81,9 @@ struct result {
 
 static int take_shape(struct options *opt, const char *shown, const char *value)
 {
-    int32_t n[7] = {0};
-    int count = 0;
-    const char *at = value;
-
-    for (bool more = true; more && count < 7; count++) {
-        char number[16] = "";
-        size_t size = strcspn(at, ",");
-        int64_t extent = -1;
-        // Lengths and the batch may be 0 elsewhere, but there is nothing to time then.
-        if (size < sizeof number)
-            memcpy(number, at, size);
-        if (!tool_parse_int(number, 1, INT32_MAX, &extent))
-            break;
-        n[count] = (int32_t)extent;
-        more = at[size] == ',';
-        at += size + more;
-    }
-    if (*at || at[-1] == ',' || count < 6)
-        return tool_fail(TOOL_USE,
-                         "option %s: '%s' is not B,H,HKV,LQ,LKV,D[,DV] in whole numbers from 1 up",
-                         shown, value);
     if (opt->shapes == SHAPES_MAX)
         return tool_fail(TOOL_USE, "option %s: more than %d shapes", shown, SHAPES_MAX);
-    opt->shape[opt->shapes++] = (struct tool_problem){
-        .batch = n[0], .heads_q = n[1], .heads_kv = n[2], .len_q = n[3], .len_kv = n[4],
-        .dim_qk = n[5], .dim_v = n[6] ? n[6] : n[5]};
-    return 0;
+    return tool_take_shape(shown, value, &opt->shape[opt->shapes++]);
 }
 
 static int take_option(void *user, int index, const char *shown, const char *value)
@@ -129,14 +106,6 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_HELP: opt->help = true; return 0;
     default: opt->version = true; return 0;
     }
-}
-
-static void shape_text(const struct tool_problem *p, char *text, size_t size)
-{
-    snprintf(text, size, "%d,%d,%d,%d,%d,%d", (int)p->batch, (int)p->heads_q, (int)p->heads_kv,
-             (int)p->len_q, (int)p->len_kv, (int)p->dim_qk);
-    if (p->dim_v != p->dim_qk)
-        snprintf(text + strlen(text), size - strlen(text), ",%d", (int)p->dim_v);
 }
 
 // Pairs of a query and a key that it sees, in one head.
@@ -401,7 +370,7 @@ static void add_row(struct libscols_table *table, const struct tool_problem *p,
     char text[COLUMNS][64];
     const char *cells[COLUMNS];
 
-    shape_text(p, text[0], sizeof text[0]);
+    tool_shape_text(p, text[0], sizeof text[0]);
     snprintf(text[1], sizeof text[1], "%s", p->causal ? "yes" : "no");
     snprintf(text[2], sizeof text[2], "%s", info->algo_name);
     snprintf(text[3], sizeof text[3], "%s", info->kernel_name[0] ? info->kernel_name : "-");
@@ -459,7 +428,7 @@ static int bench_shape(struct tool_session *s, struct tool_session *builtin,
     size_t over = 0;
     int code = 0;
 
-    shape_text(p, what, sizeof what);
+    tool_shape_text(p, what, sizeof what);
     tool_log_clear(&s->log);
     clattn_status st = tool_plan_create(s, p, &plan);
     if (st == CLATTN_OK)

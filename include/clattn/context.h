@@ -86,6 +86,10 @@ typedef struct clattn_device_info {
     int32_t rank;            ///< 0 = the device that would be chosen, then upward
 } clattn_device_info;
 
+/// 1 where this build of the library can use OpenCL, 0 where it was left out (-Dopencl=disabled).
+/// Opens nothing. Threads: any.
+CLATTN_API int clattn_has_opencl(void);
+
 /// Counts the devices: all OpenCL devices in the order of their platforms, and after them the
 /// built-in CPU path, which always exists and whose index is *count - 1.
 /// @param desc  May be NULL. `flags`, `opencl_library` and the log fields are used.

@@ -110,6 +110,11 @@ clattn_status cla_cl_open(const char *library, const struct cla_log *log, struct
         free(cl);
         return CLATTN_ERR_NO_OPENCL;
     }
+    char path[512] = "";
+    void *function = NULL;
+    memcpy(&function, (const void *)&cl->GetPlatformIDs, sizeof function);
+    if (cla_os_path_of(function, path, sizeof path))
+        cla_logf(log, CLATTN_LOG_INFO, "the OpenCL library is %s", path);
     *out = cl;
     return CLATTN_OK;
 }

@@ -246,6 +246,18 @@ clattn_status cla_cl_device_caps(const struct cla_cl *cl, const struct cla_log *
     return cla_cl_check(log, fill_caps(&q, caps), "clGetDeviceInfo(CL_DEVICE_TYPE)");
 }
 
+// "name (vendor)" of a platform, for messages.
+static void platform_text(const struct cla_cl *cl, const struct cla_log *log,
+                          cl_platform_id platform, char *text, size_t size)
+{
+    const struct query q = {.cl = cl, .log = log};
+    char name[128], vendor[128];
+    copy_text(&q, platform, CL_PLATFORM_NAME, "CL_PLATFORM_NAME", name);
+    copy_text(&q, platform, CL_PLATFORM_VENDOR, "CL_PLATFORM_VENDOR", vendor);
+    snprintf(text, size, "%s%s%s%s", name[0] ? name : "without a name", vendor[0] ? " (" : "",
+             vendor, vendor[0] ? ")" : "");
+}
+
 // Ids of a platform's devices, which the caller frees; none is no error.
 static clattn_status platform_devices(const struct cla_cl *cl, const struct cla_log *log,
                                       cl_platform_id platform, cl_device_id **ids, cl_uint *count)
@@ -253,9 +265,13 @@ static clattn_status platform_devices(const struct cla_cl *cl, const struct cla_
     *ids = NULL;
     *count = 0;
     cl_uint n = 0;
+    char name[300];
     cl_int code = cl->GetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &n);
-    if (code == CL_DEVICE_NOT_FOUND || (code == CL_SUCCESS && n == 0))
+    if (code == CL_DEVICE_NOT_FOUND || (code == CL_SUCCESS && n == 0)) {
+        platform_text(cl, log, platform, name, sizeof name);
+        cla_logf(log, CLATTN_LOG_INFO, "platform %s has no devices", name);
         return CLATTN_OK;
+    }
     cl_device_id *found = NULL;
     if (code == CL_SUCCESS) {
         found = calloc(n, sizeof *found);
@@ -264,8 +280,9 @@ static clattn_status platform_devices(const struct cla_cl *cl, const struct cla_
         code = cl->GetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, n, found, NULL);
     }
     if (code != CL_SUCCESS) { // one broken platform does not hide the others
-        cla_logf(log, CLATTN_LOG_WARN, "a platform was passed over: clGetDeviceIDs: %s (%d)",
-                 cla_cl_error_name(code), (int)code);
+        platform_text(cl, log, platform, name, sizeof name);
+        cla_logf(log, CLATTN_LOG_WARN, "platform %s was passed over: clGetDeviceIDs: %s (%d)",
+                 name, cla_cl_error_name(code), (int)code);
         free(found);
         return CLATTN_OK;
     }
@@ -297,12 +314,15 @@ static clattn_status add_platform(const struct cla_cl *cl, const struct cla_log 
         d->device = ids[i];
         struct query q = {.cl = cl, .log = log, .device = ids[i]};
         cl_int code = fill_caps(&q, &d->caps);
-        if (code == CL_SUCCESS)
+        if (code == CL_SUCCESS) {
             ++*count;
-        else
-            cla_logf(log, CLATTN_LOG_WARN,
-                     "device %u of a platform was passed over: clGetDeviceInfo: %s (%d)", i,
-                     cla_cl_error_name(code), (int)code);
+            continue;
+        }
+        char name[300];
+        platform_text(cl, log, platform, name, sizeof name);
+        cla_logf(log, CLATTN_LOG_WARN,
+                 "device %u of platform %s was passed over: clGetDeviceInfo: %s (%d)", i, name,
+                 cla_cl_error_name(code), (int)code);
     }
     free(ids);
     return CLATTN_OK;
@@ -318,8 +338,11 @@ clattn_status cla_cl_devices(const struct cla_cl *cl, const struct cla_log *log,
     cl_uint n = 0;
 
     cl_int code = cl->GetPlatformIDs(0, NULL, &n);
-    if (code == PLATFORM_NOT_FOUND_KHR || (code == CL_SUCCESS && n == 0))
+    if (code == PLATFORM_NOT_FOUND_KHR || (code == CL_SUCCESS && n == 0)) {
+        cla_logf(log, CLATTN_LOG_INFO,
+                 "the OpenCL library knows no platform: no driver is installed, or none loads");
         goto done;
+    }
     CLA_TRY(cla_cl_check(log, code, "clGetPlatformIDs"));
     platforms = calloc(n, sizeof *platforms);
     if (!platforms) {

@@ -5,24 +5,17 @@
 
 #include <stdbool.h>
 
+#include "case_memory.h"
 #include "cases.h"
 #include "data.h"
 #include "open_device.h"
-
-// Bytes before and after every tensor that must stay as they were.
-enum { GUARD_BYTES = 256 };
-
-enum case_memory {
-    MEMORY_HOST,  // the caller's host memory
-    MEMORY_DEVICE // clattn_mem_create()
-};
 
 // Runs the case; `twice` runs it again and wants the same bits. Outputs start as NaN between guard
 // bands; guards, padding and (on host memory) inputs must stay as they were. Prints what is wrong
 // and returns false. `worst` (may be NULL) is raised to the largest error as a part of what is
 // tolerated.
 bool run_case(struct test_target *t, const struct attn_case *c, const struct attn_data *d,
-              enum case_memory memory, bool twice, double *worst);
+              enum case_memory_kind memory, bool twice, double *worst);
 
 // The plan for a case, made once for each target.
 clattn_plan *case_plan(struct test_target *t, const struct attn_case *c);

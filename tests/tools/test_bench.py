@@ -40,7 +40,7 @@ class Bench(Folder):
     def test_table(self):
         text = self.run_ok("--shape=1,1,1,33,44,16", "--algo", "reference", "--runs", "3", *CPU,
                            program=PROGRAMS.bench)
-        self.assertRegex(text, r"(?m)^device +\[(?:\d+|cpu)\] ")
+        self.assertRegex(text, r"(?m)^device +\[(\d+|cpu)\] ")
         self.assertRegex(text, r"(?m)^SHAPE.*GFLOP/S +PEAK +% OF PEAK +MAX ERROR$")
         self.assertRegex(text, r"(?m)^1,1,1,33,44,16 +no +reference ")
 

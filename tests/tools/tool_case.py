@@ -15,7 +15,7 @@ import sys
 import tempfile
 import unittest
 
-PROGRAMS = argparse.Namespace()  # paths by name: run, probe, bench, run_faulty, bench_faulty, data
+PROGRAMS = argparse.Namespace()  # paths by name: run, probe, ..., run_faulty, ..., data
 DEVICES = []  # parts of the names of the OpenCL devices that this run expects
 EXPECT = {"pocl": "portable computing language", "intel": "intel", "llvmpipe": "llvmpipe",
           "oclgrind": "oclgrind"}
@@ -204,8 +204,11 @@ def expected_devices():
 def main(module, classes, device_classes=()):
     """Runs the test classes of a script, and those for devices where devices are expected."""
     parser = argparse.ArgumentParser(description=module.__doc__.splitlines()[0])
-    for name in ("run", "probe", "bench", "run-faulty", "bench-faulty", "data"):
+    for name in ("run", "probe", "bench", "run-faulty", "bench-faulty", "probe-faulty", "data"):
         parser.add_argument("--" + name, required=True, type=os.path.abspath)
+    # Only in builds with OpenCL.
+    parser.add_argument("--fake-opencl", type=os.path.abspath)
+    parser.add_argument("--fake-icd", type=os.path.abspath)
     parser.add_argument("only", nargs="*", help="Class or Class.test")
     parser.parse_args(namespace=PROGRAMS)
     DEVICES.extend(expected_devices())

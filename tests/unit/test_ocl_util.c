@@ -134,7 +134,9 @@ static void loader_by_usual_names(void **state)
 #define FILLED(name) assert_true(cl->name != NULL);
         CLA_CL_FUNCTIONS(FILLED)
 #undef FILLED
-        assert_int_equal(record_total(&record), 0);
+        assert_int_equal(record_total(&record), 1); // which library it is
+        assert_int_equal(record.count[CLATTN_LOG_INFO], 1);
+        assert_non_null(strchr(record.text, '/'));
     }
     cla_cl_close(&cl);
     assert_null(cl);
@@ -348,6 +350,21 @@ static void no_devices(void **state)
         assert_int_equal(count, 0);
         assert_int_equal(record_total(&record), 0);
         free(list);
+
+        // What was found instead is said to those who ask.
+        fake_driver(empty, cases[i].count, cases[i].code);
+        record_start(&record, CLATTN_LOG_INFO);
+        assert_int_equal(cla_cl_devices(&fake_cl, &record.log, &list, &count), CLATTN_OK);
+        assert_int_equal(record.count[CLATTN_LOG_INFO], record_total(&record));
+        if (cases[i].count == 0) {
+            assert_int_equal(record_total(&record), 1);
+            assert_non_null(strstr(record.text, "no platform"));
+        } else {
+            assert_int_equal(record_total(&record), 2);
+            assert_non_null(strstr(record.text, "platform Clover has no devices\n"));
+            assert_non_null(strstr(record.text, "platform zero has no devices\n"));
+        }
+        free(list);
     }
 }
 
@@ -391,7 +408,9 @@ static void devices_in_order(void **state)
     assert_ptr_equal(list[2].device, &three_devices[2]);
     assert_int_equal(record.count[CLATTN_LOG_WARN], 2); // the broken platform, the dead device
     assert_int_equal(record.count[CLATTN_LOG_ERROR], 0);
+    assert_non_null(strstr(record.text, "platform broken was passed over"));
     assert_non_null(strstr(record.text, "CL_INVALID_PLATFORM"));
+    assert_non_null(strstr(record.text, "device 1 of platform rusticl was passed over"));
     assert_non_null(strstr(record.text, "CL_INVALID_DEVICE"));
     free(list);
 }

@@ -4,7 +4,9 @@
 #include <libsmartcols.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct libscols_table *tool_table_create(const struct tool_column *columns, int count,
                                          bool headings)
@@ -14,6 +16,7 @@ struct libscols_table *tool_table_create(const struct tool_column *columns, int 
     if (!table)
         return NULL;
     scols_table_enable_noheadings(table, !headings);
+    scols_table_enable_colors(table, tool_colors());
     for (int i = 0; i < count; i++) {
         int flags = (columns[i].right ? SCOLS_FL_RIGHT : 0) | (columns[i].wrap ? SCOLS_FL_WRAP : 0);
         if (!scols_table_new_column(table, columns[i].heading, 0, flags)) {
@@ -30,6 +33,22 @@ void tool_table_row(struct libscols_table *table, const char *const *cells, int 
 
     for (int i = 0; line && i < count; i++)
         scols_line_set_data(line, (size_t)i, cells[i]);
+}
+
+bool tool_colors(void)
+{
+    const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+
+    return isatty(STDOUT_FILENO) && !(no_color && *no_color) && term && strcmp(term, "dumb") != 0;
+}
+
+void tool_table_color(struct libscols_table *table, int column, const char *color)
+{
+    size_t lines = table ? scols_table_get_nlines(table) : 0;
+
+    if (lines > 0)
+        scols_cell_set_color(
+            scols_line_get_cell(scols_table_get_line(table, lines - 1), (size_t)column), color);
 }
 
 void tool_table_print(struct libscols_table *table)

@@ -21,6 +21,12 @@ struct libscols_table *tool_table_create(const struct tool_column *columns, int 
                                          bool headings);
 void tool_table_row(struct libscols_table *table, const char *const *cells, int count);
 
+// Colours a cell of the last row, as libsmartcols names colours ("red"), where tool_colors().
+void tool_table_color(struct libscols_table *table, int column, const char *color);
+
+// Whether stdout is a terminal that shows colours and the user did not set $NO_COLOR.
+bool tool_colors(void);
+
 // Prints the table to stdout and frees it.
 void tool_table_print(struct libscols_table *table);
 void tool_table_free(struct libscols_table *table);

@@ -27,6 +27,7 @@ clattn_status tool_session_open(struct tool_session *s, const char *selector, in
     desc.device = selector;
     desc.threads = threads;
     desc.flags = flags;
+    desc.opencl_library = s->opencl_library;
     desc.log = tool_log_receive;
     desc.log_user = &s->log;
     desc.log_level = tool_log_level(&s->log);
@@ -240,11 +241,11 @@ double tool_median(double *times, size_t n)
 
 void tool_device_text(const clattn_device_info *info, char *text, size_t size)
 {
-    // What is in brackets is always a selector.
-    if (info->index < 0)
-        snprintf(text, size, "[cpu] %s: %s", info->platform, info->name);
-    else
-        snprintf(text, size, "[%d] %s: %s", (int)info->index, info->platform, info->name);
+    char index[16] = "cpu";
+
+    if (info->index >= 0)
+        snprintf(index, sizeof index, "%d", (int)info->index);
+    snprintf(text, size, "[%s] %s: %s", index, info->platform, info->name);
 }
 
 void tool_tile_text(const clattn_plan_info *info, char *text, size_t size)

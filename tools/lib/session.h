@@ -20,6 +20,7 @@ struct tool_session {
     clattn_context *ctx;
     clattn_device_info device;
     struct tool_log log;
+    const char *opencl_library; // set before opening; NULL = the system's
 };
 
 // Makes an empty session, which tool_session_close() takes as well as an open one.
@@ -84,7 +85,7 @@ double tool_cpu_ms(void);
 // Median of `n` times; sorts them.
 double tool_median(double *times, size_t n);
 
-// "[0] Platform: device".
+// "[0] Platform: device"; "[cpu]" where the built-in path has no index.
 void tool_device_text(const clattn_device_info *info, char *text, size_t size);
 
 // "64 rows x 32 keys, vector width 8": the parts of a tile that are not 0.

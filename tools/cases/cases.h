@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of attention problems that tests walk and benches may pick from. Plain data, no device.
-#ifndef TESTS_CASES_H
-#define TESTS_CASES_H
+#ifndef CLATTN_CASES_H
+#define CLATTN_CASES_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -70,4 +70,4 @@ enum { CASE_MAX_LEN = 512 };
 // The whole list, made at the first call; NULL if memory ran out. Not thread-safe.
 const struct attn_case *attn_cases(int *count);
 
-#endif // TESTS_CASES_H
+#endif // CLATTN_CASES_H

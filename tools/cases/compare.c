@@ -68,12 +68,20 @@ bool compare(const float *out, const float *ref, size_t count, const struct tole
     return r.failed == 0;
 }
 
+void compare_text(const char *what, const struct compare_report *r, char *text, size_t size)
+{
+    snprintf(text, size,
+             "%s: %zu of %zu out of tolerance (%zu unwritten), max abs %.3g, max rel %.3g, "
+             "rms rel %.3g, worst [%zu] = %.9g, expected %.9g, %.3g of the tolerance, "
+             "NaN %zu, expected %zu",
+             what, r->failed, r->count, r->unwritten, r->max_abs, r->max_rel, r->rms_rel,
+             r->worst_index, (double)r->worst_out, (double)r->worst_ref, r->worst_ratio,
+             r->nan_out, r->nan_ref);
+}
+
 void compare_print(const char *what, const struct compare_report *r)
 {
-    printf("    %s: %zu of %zu out of tolerance (%zu unwritten), max abs %.3g, max rel %.3g, "
-           "rms rel %.3g, worst [%zu] = %.9g, expected %.9g, %.3g of the tolerance, "
-           "NaN %zu, expected %zu\n",
-           what, r->failed, r->count, r->unwritten, r->max_abs, r->max_rel, r->rms_rel,
-           r->worst_index, (double)r->worst_out, (double)r->worst_ref, r->worst_ratio, r->nan_out,
-           r->nan_ref);
+    char text[400];
+    compare_text(what, r, text, sizeof text);
+    printf("    %s\n", text);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How far an output is from what it should be, and where it is worst.
-#ifndef TESTS_COMPARE_H
-#define TESTS_COMPARE_H
+#ifndef CLATTN_CASES_COMPARE_H
+#define CLATTN_CASES_COMPARE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,7 +37,10 @@ struct compare_report {
 bool compare(const float *out, const float *ref, size_t count, const struct tolerance *tol,
              struct compare_report *report);
 
-// One line with the figures of a report, on stdout. `what` says which output it is.
+// The figures of a report in one line. `what` says which output it is.
+void compare_text(const char *what, const struct compare_report *report, char *text, size_t size);
+
+// The same on stdout, for tests.
 void compare_print(const char *what, const struct compare_report *report);
 
 // Fills with UNWRITTEN_BITS.
@@ -45,4 +48,4 @@ void fill_unwritten(void *to, size_t count);
 
 uint32_t float_bits(float x);
 
-#endif // TESTS_COMPARE_H
+#endif // CLATTN_CASES_COMPARE_H

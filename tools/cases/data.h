@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a case computes on, as plain [batch, heads, length, dim] arrays, and what must come out.
-#ifndef TESTS_DATA_H
-#define TESTS_DATA_H
+#ifndef CLATTN_CASES_DATA_H
+#define CLATTN_CASES_DATA_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -41,4 +41,4 @@ uint64_t rng_next(uint64_t *state);
 double rng_uniform(uint64_t *state); // [0, 1)
 float rng_normal(uint64_t *state);   // mean 0, deviation 1
 
-#endif // TESTS_DATA_H
+#endif // CLATTN_CASES_DATA_H
