@@ -12,11 +12,16 @@ struct cla_ocl {
     cl_device_id device;
     cl_context context;
     cl_command_queue queue; // for blocking calls and trials
+    struct cla_cache *cache; // NULL = none
     struct cla_programs *programs;
 };
 
 // The text of a kernel file, expanded, built with `options` for this context's device.
 clattn_status cla_ocl_build(clattn_context *ctx, const char *file, const char *options,
                             clattn_log_level fail_level, cl_program *out);
+
+// For a program of cla_ocl_build() that does not work, as cla_programs_rebuild().
+clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char *options,
+                              clattn_log_level fail_level, cl_program *out);
 
 #endif // CLA_CONTEXT_OCL_H

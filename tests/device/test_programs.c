@@ -111,7 +111,7 @@ static int set_up(void **state)
     build_ms = 0;
     meet_in_build = meet_in_enqueue = NULL;
     record_start(&record, CLATTN_LOG_DEBUG);
-    return cla_programs_create(&hooked, on.context, on.id, &record.log, &on.programs);
+    return cla_programs_create(&hooked, on.context, on.id, NULL, &record.log, &on.programs);
 }
 
 static int tear_down(void **state)
