@@ -251,21 +251,21 @@ enum cla_cache_found cla_cache_get(const struct cla_cache *cache, const struct c
 bool cla_cache_put(const struct cla_cache *cache, const struct cla_cache_key *key,
                    const void *data, size_t size, char why[CLA_CACHE_WHY])
 {
-    struct whole_key whole;
+    struct whole_key whole = {0};
     size_t file_size = 0;
+    bool done = false;
     why[0] = '\0';
     if (!cache)
         return false;
-    void *file = NULL;
-    bool done = false;
-    snprintf(why, CLA_CACHE_WHY, "no memory");
-    if (!make_key(cache, key, &whole))
-        return false;
-    file = cla_cache_encode(whole.text, whole.size, data, size, &file_size);
-    if (file && file_size > cache->max_bytes)
+    void *file = make_key(cache, key, &whole)
+                     ? cla_cache_encode(whole.text, whole.size, data, size, &file_size)
+                     : NULL;
+    if (!file)
+        snprintf(why, CLA_CACHE_WHY, "no memory");
+    else if (file_size > cache->max_bytes)
         snprintf(why, CLA_CACHE_WHY, "%zu bytes are more than the whole cache may have (%llu)",
                  file_size, (unsigned long long)cache->max_bytes);
-    else if (file)
+    else
         done = cla_store_write(cache->path, whole.name, file, file_size, why, CLA_CACHE_WHY);
     if (done)
         cla_store_trim(cache->path, suffix, cache->max_bytes);

@@ -82,7 +82,7 @@ static struct cla_cache *open_with(const char *facts, uint64_t max_bytes)
 
 static void put(const struct cla_cache *cache, const struct cla_cache_key *key, const char *text)
 {
-    if (!cla_cache_put(cache, key, text, strlen(text), why))
+    if (!cla_cache_put(cache, key, text, strlen(text), why) || why[0])
         fail_msg("%s", why);
 }
 

@@ -305,7 +305,7 @@ static void large_files_are_refused(void **state)
 
 static void set_age(const char *name, long seconds)
 {
-    const struct timespec t[2] = {{.tv_sec = time(NULL) - seconds}, {.tv_sec = time(NULL) - seconds}};
+    const struct timespec then = {.tv_sec = time(NULL) - seconds}, t[2] = {then, then};
     assert_int_equal(utimensat(AT_FDCWD, path_of(name), t, 0), 0);
 }
 
