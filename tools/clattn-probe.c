@@ -216,7 +216,8 @@ static json_t *probe_device(const clattn_device_info *info)
     s.log.quiet = true;
     s.log.keep = CLATTN_LOG_WARN;
     snprintf(selector, sizeof selector, "%d", (int)info->index);
-    clattn_status st = tool_session_open(&s, selector, 0, 0);
+    // What is shown as compiled is to have been compiled now.
+    clattn_status st = tool_session_open(&s, selector, 0, CLATTN_CONTEXT_NO_CACHE);
     json_object_set_new(device, "works", json_false());
     json_object_set_new(device, "status", json_string(clattn_status_string(st)));
     json_object_set_new(device, "messages", messages(&s.log));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file with POSIX or Windows calls: shared libraries, threads, files, time.
+// The calls of POSIX or Windows are here, in store.h and in host_facts.h: shared libraries, threads,
+// files, time.
 #ifndef CLA_UTIL_OS_H
 #define CLA_UTIL_OS_H
 
