@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of POSIX or Windows are here, in store.h and in host_facts.h: shared libraries, threads,
-// files, time.
+// The calls of POSIX or Windows, but for those of store.c and host_facts.c: shared libraries,
+// threads, files, time.
 #ifndef CLA_UTIL_OS_H
 #define CLA_UTIL_OS_H
 

@@ -3,7 +3,7 @@
 // from disk, and that results are right whatever happens to the folder.
 //
 //   test_program_cache                     all devices
-//   test_program_cache child INDEX FOLDER  one context and one plan, for the test with two processes
+//   test_program_cache child INDEX FOLDER  one of the two processes of a test
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
