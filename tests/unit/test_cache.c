@@ -247,7 +247,7 @@ static void every_part_of_the_key_counts(void **state)
     for (int i = 0; i < ROWS; i++) {
         struct cla_cache *cache = open_with(rows[i].facts, 0);
         assert_int_equal(get(cache, &rows[i].key, text, sizeof text), CLA_CACHE_MISS);
-        char number[8];
+        char number[16];
         snprintf(number, sizeof number, "%d", i);
         put(cache, &rows[i].key, number);
         cla_cache_close(&cache);
