@@ -113,7 +113,7 @@ static uint64_t default_max_bytes(const struct cla_log *log)
 
 static bool find_path(const char *dir, char *path, size_t size, const struct cla_log *log)
 {
-    if (!dir)
+    if (!dir || !dir[0])
         dir = cla_os_env("CLATTN_CACHE_DIR");
     if (dir) {
         const int n = snprintf(path, size, "%s", dir);

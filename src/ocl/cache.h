@@ -19,7 +19,7 @@ enum { CLA_CACHE_MAX_MIB = 64 };
 
 struct cla_cache_settings {
     bool off;
-    const char *dir;    // NULL: $CLATTN_CACHE_DIR, else the user's folder for caches
+    const char *dir;    // NULL or "": $CLATTN_CACHE_DIR, else the user's folder for caches
     uint64_t max_bytes; // 0: $CLATTN_CACHE_MAX_MIB, else CLA_CACHE_MAX_MIB
 };
 

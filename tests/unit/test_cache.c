@@ -370,7 +370,7 @@ static void switches_and_folders(void **state)
     cla_cache_close(&cache);
     assert_null(cla_cache_open(&settings, NULL, &record.log)); // no memory for the facts
 
-    settings.dir = NULL;
+    settings.dir = "";
     setenv("CLATTN_CACHE_DIR", dir, 1);
     cache = cla_cache_open(&settings, "d", &record.log);
     put(cache, &some_key, "x");
