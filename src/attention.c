@@ -9,6 +9,20 @@
 
 // ---- plan --------------------------------------------------------------------------------------
 
+// The trial, and a second one where the fault may be in what was kept on disk.
+static clattn_status try_choice(clattn_plan *plan, const struct cla_choice *choice,
+                                struct cla_prepared *prepared, char *why, size_t why_size)
+{
+    const struct cla_algo *algo = choice->algo;
+    clattn_status st =
+        cla_trial(plan->ctx, &plan->problem, algo, prepared, &choice->tile, why, why_size);
+    if (st == CLATTN_OK || st == CLATTN_ERR_OUT_OF_MEMORY || !algo->renew ||
+        !algo->renew(plan->ctx, prepared, plan->options))
+        return st;
+    why[0] = '\0';
+    return cla_trial(plan->ctx, &plan->problem, algo, prepared, &choice->tile, why, why_size);
+}
+
 // Builds one choice and tries it. A failure leaves a note and nothing else.
 static clattn_status prepare_choice(clattn_plan *plan, const struct cla_choice *choice)
 {
@@ -17,8 +31,7 @@ static clattn_status prepare_choice(clattn_plan *plan, const struct cla_choice *
     clattn_status st = choice->algo->prepare(plan->ctx, &plan->problem, &choice->tile, &prepared,
                                              plan->options, sizeof plan->options);
     if (st == CLATTN_OK && choice->tile.kernel != CLATTN_KERNEL_AUTO)
-        st = cla_trial(plan->ctx, &plan->problem, choice->algo, prepared, &choice->tile, why,
-                       sizeof why);
+        st = try_choice(plan, choice, prepared, why, sizeof why);
     if (st == CLATTN_OK) {
         plan->choice = *choice;
         plan->prepared = prepared;

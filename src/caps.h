@@ -26,6 +26,8 @@ enum {
     CLA_QUIRK_LOOP_LIMIT = 1u << 2,
     // Calls from several threads at once now and then give wrong numbers.
     CLA_QUIRK_ONE_THREAD = 1u << 3,
+    // Its own cache on disk is nearly as good, and asking it for a binary costs much.
+    CLA_QUIRK_OWN_CACHE = 1u << 4,
 };
 
 enum { CLA_LOOP_LIMIT = 65535 };

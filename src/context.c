@@ -2,6 +2,7 @@
 #define CLATTN_EXPERIMENTAL
 #include "context.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,20 +21,21 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
         clattn_context_desc_init(out, sizeof *out);
         return CLATTN_OK;
     }
+    // A caller has at least what comes before cache_max_bytes.
     clattn_status st =
-        cla_struct_in("clattn_context_desc", desc, sizeof *out, out, sizeof *out, log);
+        cla_struct_in("clattn_context_desc", desc, offsetof(clattn_context_desc, cache_max_bytes),
+                      out, sizeof *out, log);
     if (st != CLATTN_OK)
         return st;
     cla_log_init(log, out->log, out->log_user, out->log_level ? out->log_level : CLATTN_LOG_WARN);
-    const uint32_t known = CLATTN_CONTEXT_NO_OPENCL | CLATTN_CONTEXT_NO_SELF_TEST;
+    const uint32_t known =
+        CLATTN_CONTEXT_NO_OPENCL | CLATTN_CONTEXT_NO_SELF_TEST | CLATTN_CONTEXT_NO_CACHE;
     if (out->flags & ~known)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "flags has unknown bits 0x%x",
                         (unsigned)(out->flags & ~known));
     if (out->threads < 0)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "threads is %d, negative",
                         (int)out->threads);
-    if (out->cache_dir)
-        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "cache_dir is reserved, not NULL");
     return CLATTN_OK;
 }
 
@@ -181,6 +183,16 @@ clattn_status clattn_device_get_info(const clattn_context_desc *desc, int32_t in
 
 // ---- create and destroy ------------------------------------------------------------------------
 
+// NULL for NULL; *failed is set if memory ran out.
+static char *copy_text(const char *text, bool *failed)
+{
+    char *copy = text ? malloc(strlen(text) + 1) : NULL;
+    if (copy)
+        memcpy(copy, text, strlen(text) + 1);
+    *failed = *failed || (text && !copy);
+    return copy;
+}
+
 clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **out)
 {
     clattn_context *ctx = calloc(1, sizeof *ctx);
@@ -191,13 +203,12 @@ clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **o
     ctx->threads = cla_host_threads(d->threads);
     ctx->mutex = cla_mutex_create();
     ctx->map_mutex = cla_mutex_create();
-    if (d->kernel_dir) {
-        const size_t n = strlen(d->kernel_dir) + 1;
-        ctx->kernel_dir = malloc(n);
-        if (ctx->kernel_dir)
-            memcpy(ctx->kernel_dir, d->kernel_dir, n);
-    }
-    if (!ctx->mutex || !ctx->map_mutex || (d->kernel_dir && !ctx->kernel_dir)) {
+    bool failed = false;
+    ctx->kernel_dir = copy_text(d->kernel_dir, &failed);
+    ctx->cache_dir = copy_text(d->cache_dir, &failed);
+    ctx->cache_max_bytes = d->cache_max_bytes;
+    ctx->no_cache = (d->flags & CLATTN_CONTEXT_NO_CACHE) != 0;
+    if (!ctx->mutex || !ctx->map_mutex || failed) {
         clattn_context_destroy(&ctx);
         return CLATTN_ERR_OUT_OF_MEMORY;
     }
@@ -339,6 +350,7 @@ void clattn_context_destroy(clattn_context **pctx)
     if (ctx->map_mutex)
         cla_mutex_destroy(ctx->map_mutex);
     free(ctx->kernel_dir);
+    free(ctx->cache_dir);
     free(ctx);
 }
 

@@ -17,6 +17,9 @@ struct clattn_context {
     int32_t rank;        // 0 = the device that would be chosen
     int32_t threads;     // of the CPU path
     char *kernel_dir;    // NULL = none
+    char *cache_dir;     // NULL = the default
+    size_t cache_max_bytes; // 0 = the default
+    bool no_cache;
     struct cla_ocl *ocl; // NULL for the built-in CPU path
     struct cla_mutex *map_mutex; // held while the CPU path works on mapped buffers
     struct cla_mutex *mutex;     // guards what follows

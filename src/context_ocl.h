@@ -12,12 +12,17 @@ struct cla_ocl {
     cl_device_id device;
     cl_context context;
     cl_command_queue queue; // for blocking calls and trials
+    struct cla_cache *cache; // NULL = none
     struct cla_programs *programs;
 };
 
 // The text of a kernel file, expanded, built with `options` for this context's device.
 clattn_status cla_ocl_build(clattn_context *ctx, const char *file, const char *options,
                             clattn_log_level fail_level, cl_program *out);
+
+// For a program of cla_ocl_build() that does not work, as cla_programs_rebuild().
+clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char *options,
+                              clattn_log_level fail_level, cl_program *out);
 
 // Whether an application's queue and wait list can be used with this context.
 clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue, cl_uint num_wait,

@@ -21,7 +21,9 @@ enum {
     /// Do not open OpenCL at all; only the built-in CPU path exists.
     CLATTN_CONTEXT_NO_OPENCL = 1u << 0,
     /// Skip the small kernel that checks a device's answer before it is chosen.
-    CLATTN_CONTEXT_NO_SELF_TEST = 1u << 1
+    CLATTN_CONTEXT_NO_SELF_TEST = 1u << 1,
+    /// Keep no compiled programs on disk, and take none from there.
+    CLATTN_CONTEXT_NO_CACHE = 1u << 2
 };
 
 /// How to make a context. Zero means default for every field but struct_size.
@@ -34,11 +36,18 @@ typedef struct clattn_context_desc {
     uint32_t flags;         ///< CLATTN_CONTEXT_* bits
     int32_t threads;        ///< threads of the CPU path; 0 = as many as OpenMP would take
     const char *kernel_dir; ///< folder of .cl files, tried first; NULL = none
-    const char *cache_dir;  ///< reserved, NULL
+    /// Folder of compiled programs, made where it is missing; NULL = $CLATTN_CACHE_DIR, else
+    /// $XDG_CACHE_HOME/clattn, else $HOME/.cache/clattn; on Windows %LOCALAPPDATA%\clattn. Only a
+    /// folder of this user that others can't write to is used, and of it only such files; without
+    /// one all works, but programs are compiled each time. $CLATTN_CACHE=0 switches it off.
+    const char *cache_dir;
     const char *opencl_library; ///< ICD loader to open; NULL = the system's usual names
     clattn_log_fn log;      ///< receives messages; NULL = silent, unless $CLATTN_LOG is set
     void *log_user;         ///< passed to `log`
     clattn_log_level log_level; ///< most verbose level passed on; 0 = CLATTN_LOG_WARN
+    /// Bound of that folder's files of clattn, bytes; the ones unused for longest go first. 0 =
+    /// $CLATTN_CACHE_MAX_MIB (MiB), else 64 MiB.
+    size_t cache_max_bytes;
 } clattn_context_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
@@ -81,7 +90,8 @@ typedef struct clattn_device_info {
     int32_t vector_shape;    ///< 1 where the kernel with vector lanes as rows is preferred
     /// Driver quirks that were switched on: 1 = its figures of compiled kernels are not believed,
     /// 2 = no vector shape, 4 = it stops long loops, so that the CPU path takes long rows,
-    /// 8 = blocking calls from several threads take turns.
+    /// 8 = blocking calls from several threads take turns, 16 = programs are left to the driver's
+    /// own cache on disk; of clattn's own, only a passed self-test is kept.
     uint32_t quirks;
     int32_t rank;            ///< 0 = the device that would be chosen, then upward
 } clattn_device_info;
@@ -135,7 +145,8 @@ CLATTN_API void clattn_context_destroy(clattn_context **ctx);
 CLATTN_API clattn_status clattn_context_get_device_info(const clattn_context *ctx,
                                                         clattn_device_info *info);
 
-/// How many OpenCL programs this context has compiled since it was made. Threads: any.
+/// How many OpenCL programs this context has compiled from source since it was made, failures
+/// included. One that is taken from the program cache on disk does not count. Threads: any.
 CLATTN_API uint64_t clattn_context_build_count(const clattn_context *ctx);
 
 /// Allocates memory on the context's device: a cl_mem, or host memory for the built-in path.

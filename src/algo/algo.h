@@ -32,6 +32,9 @@ struct cla_algo {
     clattn_status (*prepare)(clattn_context *ctx, const struct cla_problem *p,
                              const struct cla_tile *tile, struct cla_prepared **out, char *options,
                              size_t options_size);
+    // For what prepare() made and that failed its trial: builds anew, in place, what had come from
+    // the program cache on disk. False where nothing had, or it doesn't build.
+    bool (*renew)(clattn_context *ctx, struct cla_prepared *prepared, const char *options);
     void (*release)(struct cla_prepared *prepared);
     // Runs on host memory and cl_mem, and waits.
     clattn_status (*run)(clattn_context *ctx, const struct cla_problem *p,

@@ -95,23 +95,50 @@ static void release(struct cla_prepared *prepared)
     free(prepared);
 }
 
+static clattn_status make_kernels(clattn_context *ctx, cl_program program,
+                                  struct cla_prepared *prepared)
+{
+    const bool vector = prepared->tile.kernel == CLATTN_KERNEL_VECTOR;
+    clattn_status st = cla_kernels_create(ctx->ocl->cl, program,
+                                          vector ? "fused_vector" : "fused_group", &ctx->log,
+                                          &prepared->kernels);
+    return st == CLATTN_OK ? check_limits(ctx, prepared->kernels, &prepared->tile) : st;
+}
+
+static const char *file_of(const struct cla_tile *tile)
+{
+    return tile->kernel == CLATTN_KERNEL_VECTOR ? "fused_vector.cl" : "fused_group.cl";
+}
+
+static bool renew(clattn_context *ctx, struct cla_prepared *prepared, const char *options)
+{
+    cl_program program = NULL;
+    const char *file = file_of(&prepared->tile);
+    if (cla_ocl_rebuild(ctx, file, options, CLATTN_LOG_WARN, &program) != CLATTN_OK || !program)
+        return false;
+    cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s: what the program cache had of it failed", file);
+    cla_kernels_destroy(&prepared->kernels);
+    const bool ok = make_kernels(ctx, program, prepared) == CLATTN_OK;
+    ctx->ocl->cl->ReleaseProgram(program);
+    return ok;
+}
+
 static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
                              const struct cla_tile *tile, struct cla_prepared **out, char *options,
                              size_t options_size)
 {
     clattn_status st = CLATTN_OK;
-    const bool vector = tile->kernel == CLATTN_KERNEL_VECTOR;
     cl_program program = NULL;
     struct cla_prepared *prepared = calloc(1, sizeof *prepared);
     if (!prepared)
         return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a prepared kernel");
     prepared->tile = *tile;
     build_options(p, tile, &ctx->caps, options, options_size);
-    CLA_TRY(cla_ocl_build(ctx, vector ? "fused_vector.cl" : "fused_group.cl", options,
-                          CLATTN_LOG_WARN, &program));
-    CLA_TRY(cla_kernels_create(ctx->ocl->cl, program, vector ? "fused_vector" : "fused_group",
-                               &ctx->log, &prepared->kernels));
-    CLA_TRY(check_limits(ctx, prepared->kernels, tile));
+    CLA_TRY(cla_ocl_build(ctx, file_of(tile), options, CLATTN_LOG_WARN, &program));
+    st = make_kernels(ctx, program, prepared);
+    if (st != CLATTN_OK && renew(ctx, prepared, options))
+        st = CLATTN_OK;
+    CLA_TRY(st);
     *out = prepared;
     prepared = NULL;
 done:
@@ -303,6 +330,7 @@ const struct cla_algo cla_algo_fused = {
     .name = "fused",
     .propose = propose,
     .prepare = prepare,
+    .renew = renew,
     .release = release,
     .run = run,
     .enqueue = enqueue,

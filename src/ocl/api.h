@@ -23,12 +23,13 @@
     X(RetainContext) X(ReleaseContext) X(GetContextInfo) X(CreateCommandQueue)                     \
     X(RetainCommandQueue) X(ReleaseCommandQueue) X(GetCommandQueueInfo) X(CreateBuffer)            \
     X(RetainMemObject) X(ReleaseMemObject) X(GetMemObjectInfo) X(CreateProgramWithSource)          \
-    X(BuildProgram) X(GetProgramBuildInfo) X(RetainProgram) X(ReleaseProgram) X(CreateKernel)      \
-    X(ReleaseKernel) X(SetKernelArg) X(GetKernelWorkGroupInfo) X(EnqueueNDRangeKernel)             \
-    X(EnqueueReadBuffer) X(EnqueueWriteBuffer) X(EnqueueFillBuffer) X(EnqueueMapBuffer)            \
-    X(EnqueueUnmapMemObject) X(EnqueueMarkerWithWaitList) X(EnqueueBarrierWithWaitList)            \
-    X(WaitForEvents) X(RetainEvent) X(ReleaseEvent) X(CreateUserEvent) X(SetUserEventStatus)       \
-    X(SetEventCallback) X(GetEventInfo) X(GetEventProfilingInfo) X(Flush) X(Finish)
+    X(CreateProgramWithBinary) X(BuildProgram) X(GetProgramInfo) X(GetProgramBuildInfo)            \
+    X(RetainProgram) X(ReleaseProgram) X(CreateKernel) X(ReleaseKernel) X(SetKernelArg)            \
+    X(GetKernelWorkGroupInfo) X(EnqueueNDRangeKernel) X(EnqueueReadBuffer) X(EnqueueWriteBuffer)   \
+    X(EnqueueFillBuffer) X(EnqueueMapBuffer) X(EnqueueUnmapMemObject)                              \
+    X(EnqueueMarkerWithWaitList) X(EnqueueBarrierWithWaitList) X(WaitForEvents) X(RetainEvent)     \
+    X(ReleaseEvent) X(CreateUserEvent) X(SetUserEventStatus) X(SetEventCallback) X(GetEventInfo)   \
+    X(GetEventProfilingInfo) X(Flush) X(Finish)
 
 struct cla_cl {
 #define CLA_CL_MEMBER(name) __typeof__(&cl##name) name;

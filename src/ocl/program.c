@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,7 @@ struct entry {
     int users; // callers at work on it; guarded by cla_programs.mutex
     struct cla_mutex *mutex;
     cl_program program; // NULL until built; guarded by `mutex`
+    bool from_disk;     // where the program came from; guarded by `mutex`
 };
 
 struct cla_programs {
@@ -25,6 +27,7 @@ struct cla_programs {
     const struct cla_log *log;
     cl_context context;
     cl_device_id device;
+    const struct cla_cache *cache; // NULL = programs are not kept on disk
     atomic_uint_least64_t builds;
     struct cla_mutex *mutex; // guards the list and `users`; never held over a driver call
     struct entry *entries;
@@ -62,7 +65,8 @@ static struct entry *entry_create(const char *text, size_t text_size, const char
 }
 
 clattn_status cla_programs_create(const struct cla_cl *cl, cl_context context, cl_device_id device,
-                                  const struct cla_log *log, struct cla_programs **out)
+                                  const struct cla_cache *cache, const struct cla_log *log,
+                                  struct cla_programs **out)
 {
     *out = NULL;
     struct cla_programs *p = calloc(1, sizeof *p);
@@ -70,12 +74,13 @@ clattn_status cla_programs_create(const struct cla_cl *cl, cl_context context, c
     if (!p || !mutex) {
         free(p);
         cla_mutex_destroy(mutex);
-        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the program cache");
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for programs");
     }
     p->cl = cl;
     p->log = log;
     p->context = context;
     p->device = device;
+    p->cache = cache;
     p->mutex = mutex;
     atomic_init(&p->builds, 0);
     *out = p;
@@ -178,56 +183,188 @@ static void log_failure(const struct cla_programs *p, clattn_log_level level, co
 
 struct build_result {
     cl_program program; // NULL if it failed
-    bool created;       // the source was accepted: `code` is that of clBuildProgram
+    bool built;         // from the source
+    bool from_disk;
+    bool created; // the source was accepted: `code` is that of clBuildProgram
     cl_int code;
     double ms;
     char *log; // may be NULL
+    clattn_log_level doubt_level;
+    char doubt[CLA_CACHE_WHY + 64], unkept[CLA_CACHE_WHY]; // messages about the cache, or ""
 };
+
+static struct cla_cache_key key_of(const struct entry *e)
+{
+    return (struct cla_cache_key){.kind = "program", .options = e->options, .text = e->text};
+}
+
+// A program of these bytes, ready to use, or NULL with the code of the call that failed.
+static cl_program from_binary(const struct cla_programs *p, const char *options, const void *data,
+                              size_t size, cl_int *code)
+{
+    const unsigned char *bytes = data;
+    cl_int status = CL_SUCCESS;
+    cl_program program = p->cl->CreateProgramWithBinary(p->context, 1, &p->device, &size, &bytes,
+                                                        &status, code);
+    if (*code == CL_SUCCESS && (status != CL_SUCCESS || !program))
+        *code = status != CL_SUCCESS ? status : CL_OUT_OF_HOST_MEMORY;
+    if (*code == CL_SUCCESS)
+        *code = p->cl->BuildProgram(program, 1, &p->device, options, NULL, NULL);
+    if (*code != CL_SUCCESS && program) {
+        p->cl->ReleaseProgram(program);
+        program = NULL;
+    }
+    return program;
+}
+
+static void load(struct cla_programs *p, const struct entry *e, struct build_result *r)
+{
+    void *data = NULL;
+    size_t size = 0;
+    char why[CLA_CACHE_WHY];
+    const struct cla_cache_key key = key_of(e);
+    cl_int code = CL_SUCCESS;
+    const uint64_t start = cla_os_now_ns();
+    r->doubt_level = CLATTN_LOG_WARN;
+    switch (cla_cache_get(p->cache, &key, &data, &size, why)) {
+    case CLA_CACHE_HIT:
+        r->program = from_binary(p, e->options, data, size, &code);
+        if (!r->program) {
+            snprintf(r->doubt, sizeof r->doubt, "the driver does not take it: %s (%d)",
+                     cla_cl_error_name(code), (int)code);
+            cla_cache_remove(p->cache, &key);
+        }
+        break;
+    case CLA_CACHE_REFUSED:
+        r->doubt_level = CLATTN_LOG_INFO;
+        snprintf(r->doubt, sizeof r->doubt, "%s", why);
+        break;
+    case CLA_CACHE_DAMAGED:
+        snprintf(r->doubt, sizeof r->doubt, "%s", why);
+        break;
+    case CLA_CACHE_MISS:
+        break;
+    }
+    free(data);
+    r->from_disk = r->program != NULL;
+    r->ms = (double)(cla_os_now_ns() - start) * 1e-6;
+}
+
+// The compiled form for this device, which the caller frees; NULL where the driver gives none. A
+// program may be for several devices of the context, and then has a binary for each.
+static void *binary_of(const struct cla_programs *p, cl_program program, size_t *size)
+{
+    void *data = NULL;
+    cl_uint n = 0;
+    if (p->cl->GetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof n, &n, NULL) || n == 0)
+        return NULL;
+    cl_device_id *devices = calloc(n, sizeof *devices);
+    size_t *sizes = calloc(n, sizeof *sizes);
+    unsigned char **binaries = calloc(n, sizeof *binaries); // NULL = not asked for
+    if (devices && sizes && binaries &&
+        !p->cl->GetProgramInfo(program, CL_PROGRAM_DEVICES, n * sizeof *devices, devices, NULL) &&
+        !p->cl->GetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, n * sizeof *sizes, sizes, NULL)) {
+        cl_uint i = 0;
+        while (i < n && devices[i] != p->device)
+            i++;
+        if (i < n && sizes[i] > 0 && (data = calloc(1, sizes[i])) != NULL) {
+            binaries[i] = data;
+            *size = sizes[i];
+            if (p->cl->GetProgramInfo(program, CL_PROGRAM_BINARIES, n * sizeof *binaries, binaries,
+                                      NULL)) {
+                free(data);
+                data = NULL;
+            }
+        }
+    }
+    free(devices);
+    free(sizes);
+    free(binaries);
+    return data;
+}
+
+static void keep(struct cla_programs *p, const struct entry *e, struct build_result *r)
+{
+    size_t size = 0;
+    const struct cla_cache_key key = key_of(e);
+    if (!p->cache)
+        return;
+    void *data = binary_of(p, r->program, &size);
+    if (data)
+        cla_cache_put(p->cache, &key, data, size, r->unkept);
+    else
+        snprintf(r->unkept, sizeof r->unkept, "the driver gives no binary");
+    free(data);
+}
+
+static void compile(struct cla_programs *p, const struct entry *e, struct build_result *r)
+{
+    const char *text = e->text;
+    const uint64_t start = cla_os_now_ns();
+    r->built = true;
+    atomic_fetch_add(&p->builds, 1);
+    cl_program program =
+        p->cl->CreateProgramWithSource(p->context, 1, &text, &e->text_size, &r->code);
+    if (r->code != CL_SUCCESS || !program) {
+        r->code = r->code != CL_SUCCESS ? r->code : CL_OUT_OF_HOST_MEMORY;
+        return;
+    }
+    r->created = true;
+    r->code = p->cl->BuildProgram(program, 1, &p->device, e->options, NULL, NULL);
+    r->ms = (double)(cla_os_now_ns() - start) * 1e-6;
+    r->log = build_log(p, program);
+    if (r->code == CL_SUCCESS) {
+        r->program = program;
+        keep(p, e, r);
+    } else {
+        p->cl->ReleaseProgram(program);
+    }
+}
 
 // No message is written here: the entry is locked, and the caller's callback might ask for the
 // same program.
-static struct build_result build(struct cla_programs *p, const struct entry *e)
+static void build(struct cla_programs *p, struct entry *e, struct build_result *r)
 {
-    struct build_result r = {0};
-    const char *text = e->text;
-    uint64_t start = cla_os_now_ns();
-    atomic_fetch_add(&p->builds, 1);
-    cl_program program =
-        p->cl->CreateProgramWithSource(p->context, 1, &text, &e->text_size, &r.code);
-    if (r.code != CL_SUCCESS || !program) {
-        r.code = r.code != CL_SUCCESS ? r.code : CL_OUT_OF_HOST_MEMORY;
-        return r;
-    }
-    r.created = true;
-    r.code = p->cl->BuildProgram(program, 1, &p->device, e->options, NULL, NULL);
-    r.ms = (double)(cla_os_now_ns() - start) * 1e-6;
-    r.log = build_log(p, program);
-    if (r.code == CL_SUCCESS)
-        r.program = program;
-    else
-        p->cl->ReleaseProgram(program);
-    return r;
+    load(p, e, r);
+    if (!r->program)
+        compile(p, e, r);
+    e->program = r->program;
+    e->from_disk = r->from_disk;
 }
 
 // Short of memory is not the source's fault; every other code of clBuildProgram is put down to it.
 static clattn_status report(const struct cla_programs *p, const char *name, const char *options,
                             clattn_log_level fail_level, const struct build_result *r)
 {
+    const char *shown = *options ? options : "none";
+    if (r->doubt[0])
+        cla_logf(p->log, r->doubt_level, "%s is built again, not taken from the program cache: %s",
+                 name, r->doubt);
+    if (r->from_disk)
+        cla_logf(p->log, CLATTN_LOG_INFO, "%s taken from the program cache in %.1f ms, options %s",
+                 name, r->ms, shown);
+    if (!r->built)
+        return CLATTN_OK;
     if (!r->created)
         return cla_cl_check(p->log, r->code, "clCreateProgramWithSource");
     if (r->code != CL_SUCCESS) {
         log_failure(p, fail_level, name, options, r->code, r->log);
         return r->code == CL_OUT_OF_HOST_MEMORY ? CLATTN_ERR_OUT_OF_MEMORY : CLATTN_ERR_BUILD;
     }
-    cla_logf(p->log, CLATTN_LOG_INFO, "%s compiled in %.1f ms, options %s", name, r->ms,
-             *options ? options : "none");
+    cla_logf(p->log, CLATTN_LOG_INFO, "%s compiled in %.1f ms, options %s", name, r->ms, shown);
     if (r->log && *r->log)
         cla_logf(p->log, CLATTN_LOG_DEBUG, "build log of %s:\n%s", name, r->log);
+    if (r->unkept[0])
+        cla_logf(p->log, CLATTN_LOG_INFO, "%s is not kept in the program cache: %s", name,
+                 r->unkept);
     return CLATTN_OK;
 }
 
-clattn_status cla_programs_get(struct cla_programs *p, const char *name, const char *text,
-                               const char *options, clattn_log_level fail_level, cl_program *out)
+// With `again`, a program that came from disk is built from its source, and *out is NULL where it
+// did not come from there.
+static clattn_status get(struct cla_programs *p, const char *name, const char *text,
+                         const char *options, clattn_log_level fail_level, bool again,
+                         cl_program *out)
 {
     *out = NULL;
     if (!options)
@@ -236,16 +373,21 @@ clattn_status cla_programs_get(struct cla_programs *p, const char *name, const c
     if (!e)
         return cla_fail(p->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for program %s", name);
 
-    bool built = false;
     struct build_result r = {0};
     cl_int retained = CL_SUCCESS;
     cla_mutex_lock(e->mutex);
-    if (!e->program) {
-        r = build(p, e);
-        built = true;
+    if (again && e->program && e->from_disk) {
+        const struct cla_cache_key key = key_of(e);
+        cla_cache_remove(p->cache, &key);
+        p->cl->ReleaseProgram(e->program);
+        e->from_disk = false;
+        compile(p, e, &r);
         e->program = r.program;
+        again = false;
+    } else if (!again && !e->program) {
+        build(p, e, &r);
     }
-    if (e->program) {
+    if (!again && e->program) {
         retained = p->cl->RetainProgram(e->program);
         if (retained == CL_SUCCESS)
             *out = e->program;
@@ -253,9 +395,22 @@ clattn_status cla_programs_get(struct cla_programs *p, const char *name, const c
     cla_mutex_unlock(e->mutex);
     entry_put(p, e);
 
-    clattn_status st = built ? report(p, name, options, fail_level, &r) : CLATTN_OK;
+    clattn_status st = report(p, name, options, fail_level, &r);
     free(r.log);
     return st == CLATTN_OK ? cla_cl_check(p->log, retained, "clRetainProgram") : st;
+}
+
+clattn_status cla_programs_get(struct cla_programs *p, const char *name, const char *text,
+                               const char *options, clattn_log_level fail_level, cl_program *out)
+{
+    return get(p, name, text, options, fail_level, false, out);
+}
+
+clattn_status cla_programs_rebuild(struct cla_programs *p, const char *name, const char *text,
+                                   const char *options, clattn_log_level fail_level,
+                                   cl_program *out)
+{
+    return get(p, name, text, options, fail_level, true, out);
 }
 
 uint64_t cla_programs_build_count(const struct cla_programs *p)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file with POSIX or Windows calls: shared libraries, threads, files, time.
+// The calls of POSIX or Windows, but for those of store.c and host_facts.c: shared libraries,
+// threads, files, time.
 #ifndef CLA_UTIL_OS_H
 #define CLA_UTIL_OS_H
 

@@ -111,7 +111,7 @@ static int set_up(void **state)
     build_ms = 0;
     meet_in_build = meet_in_enqueue = NULL;
     record_start(&record, CLATTN_LOG_DEBUG);
-    return cla_programs_create(&hooked, on.context, on.id, &record.log, &on.programs);
+    return cla_programs_create(&hooked, on.context, on.id, NULL, &record.log, &on.programs);
 }
 
 static int tear_down(void **state)
@@ -359,6 +359,94 @@ static void other_failures_of_the_driver(void **state)
     assert_int_equal(cla_programs_build_count(on.programs), 4);
 }
 
+// Programs on disk
+
+static cl_program CL_API_CALL refused(cl_context context, cl_uint n, const cl_device_id *devices,
+                                      const size_t *sizes, const unsigned char **binaries,
+                                      cl_int *status, cl_int *code)
+{
+    cl_program program =
+        real->CreateProgramWithBinary(context, n, devices, sizes, binaries, status, code);
+    if (program)
+        real->ReleaseProgram(program);
+    *status = CL_INVALID_BINARY;
+    *code = CL_SUCCESS; // some drivers say it in one place, some in the other
+    return NULL;
+}
+
+static cl_int CL_API_CALL no_info(cl_program program, cl_program_info what, size_t size,
+                                  void *value, size_t *needed)
+{
+    return what == CL_PROGRAM_BINARIES ? CL_OUT_OF_RESOURCES
+                                       : real->GetProgramInfo(program, what, size, value, needed);
+}
+
+// As if the process had begun anew.
+static void start_again(const struct cla_cache *cache)
+{
+    cla_programs_destroy(&on.programs);
+    record_start(&record, CLATTN_LOG_DEBUG);
+    builds = 0;
+    assert_int_equal(cla_programs_create(&hooked, on.context, on.id, cache, &record.log,
+                                         &on.programs),
+                     CLATTN_OK);
+}
+
+static void expect(uint64_t builds_from_source, int warnings, const char *message)
+{
+    assert_int_equal(real->ReleaseProgram(get(store_text, "-DVALUE=9")), CL_SUCCESS);
+    assert_int_equal(cla_programs_build_count(on.programs), builds_from_source);
+    assert_int_equal(record.count[CLATTN_LOG_WARN], warnings);
+    if (!strstr(record.text, message))
+        fail_msg("\"%s\" is not in \"%s\"", message, record.text);
+}
+
+static void programs_on_disk(void **state)
+{
+    (void)state;
+    char dir[] = P_tmpdir "/cla_programs_XXXXXX", command[64];
+    assert_non_null(mkdtemp(dir));
+    unsetenv("CLATTN_CACHE");
+    const struct cla_cache_settings settings = {.dir = dir};
+    struct cla_cache *cache = cla_cache_open(&settings, "facts", &record.log);
+    assert_non_null(cache);
+
+    hooked.GetProgramInfo = no_info;
+    start_again(cache);
+    expect(1, 0, "the driver gives no binary");
+    hooked.GetProgramInfo = real->GetProgramInfo;
+    start_again(cache);
+    expect(1, 0, "compiled in");
+    start_again(cache);
+    expect(0, 0, "taken from the program cache");
+    expect(0, 0, "taken from the program cache"); // now it is in memory
+    assert_int_equal(record.count[CLATTN_LOG_INFO], 1);
+
+    hooked.CreateProgramWithBinary = refused;
+    start_again(cache);
+    expect(1, 1, "the driver does not take it: CL_INVALID_BINARY");
+    hooked.CreateProgramWithBinary = real->CreateProgramWithBinary;
+    start_again(cache); // it was written anew
+    expect(0, 0, "taken from the program cache");
+
+    // What does not work is built again, once, and only if it came from disk.
+    cl_program again = NULL;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(cla_programs_rebuild(on.programs, "store", store_text, "-DVALUE=9",
+                                              CLATTN_LOG_ERROR, &again),
+                         CLATTN_OK);
+        assert_true((again != NULL) == (i == 0));
+        if (again)
+            assert_int_equal(real->ReleaseProgram(again), CL_SUCCESS);
+        assert_int_equal(cla_programs_build_count(on.programs), 1);
+    }
+    start_again(NULL);
+    cla_cache_close(&cache);
+    setenv("CLATTN_CACHE", "0", 1);
+    snprintf(command, sizeof command, "rm -r %s", dir);
+    assert_int_equal(system(command), 0);
+}
+
 // Kernels
 
 static struct cla_kernels *store_kernels(void)
@@ -560,6 +648,7 @@ static int run_on(struct test_device *device)
         TEST(a_failed_build_says_where),
         TEST(a_failed_build_fails_for_all),
         TEST(other_failures_of_the_driver),
+        TEST(programs_on_disk),
         TEST(each_caller_has_a_kernel_of_its_own),
         TEST(kernels_that_do_not_exist),
         TEST(absent_buffers_and_wrong_arguments),

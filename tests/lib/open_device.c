@@ -80,6 +80,13 @@ static bool set_in_env(const char *variable)
 
 // ---- devices ------------------------------------------------------------------------------------
 
+// Programs that were compiled elsewhere would hide faults, and the folder of whoever runs a test is
+// not the test's: the cache is off in every program of this library, also when run by hand.
+__attribute__((constructor)) static void no_program_cache(void)
+{
+    setenv("CLATTN_CACHE", "0", 1);
+}
+
 void log_capture(void *user, clattn_log_level level, const char *message)
 {
     struct log_capture *log = user;

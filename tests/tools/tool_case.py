@@ -214,6 +214,7 @@ def main(module, classes, device_classes=()):
     DEVICES.extend(expected_devices())
     os.environ.pop("CLATTN_DEVICE", None)
     os.environ.pop("CLATTN_LOG", None)
+    os.environ["CLATTN_CACHE"] = "0"  # also where a test is run by hand
 
     loader = unittest.TestLoader()
     if PROGRAMS.only:

@@ -27,6 +27,7 @@ static json_t *quirks_in_words(json_int_t quirks)
         "no vector shape, since its compiler takes vectors apart",
         "it stops long loops, so the CPU path takes long rows",
         "blocking calls from several threads take turns",
+        "compiled programs are left to the driver's own cache on disk",
     };
     json_t *list = json_array();
 

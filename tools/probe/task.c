@@ -238,9 +238,11 @@ static bool open_device(struct tool_session *s, const char *selector, bool repor
     const bool builtin = strcmp(selector, "cpu") == 0;
 
     probe_stage(PROBE_STEP_OPEN, "opening the device");
+    // What is shown as compiled is to have been compiled now.
+    const unsigned flags = CLATTN_CONTEXT_NO_CACHE;
     clattn_status st = tool_session_open(
         s, selector, 0,
-        CLATTN_CONTEXT_NO_SELF_TEST | (builtin ? CLATTN_CONTEXT_NO_OPENCL : 0u));
+        flags | CLATTN_CONTEXT_NO_SELF_TEST | (builtin ? CLATTN_CONTEXT_NO_OPENCL : 0u));
     if (st == CLATTN_OK && builtin)
         s->device.index = -1; // no device was counted
     if (!report)
@@ -254,7 +256,7 @@ static bool open_device(struct tool_session *s, const char *selector, bool repor
         tested.log.quiet = true;
         tested.log.keep = CLATTN_LOG_WARN;
         tested.opencl_library = s->opencl_library;
-        st = tool_session_open(&tested, selector, 0, 0);
+        st = tool_session_open(&tested, selector, 0, flags);
         json_t *more = probe_messages(&tested.log);
         json_array_extend(said, more);
         json_decref(more);
