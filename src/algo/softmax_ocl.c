@@ -246,49 +246,76 @@ done:
     return st;
 }
 
-static clattn_status build(clattn_context *ctx, const struct cla_softmax *s,
-                           struct cla_softmax_kernels *k)
+static const char *const kernel_name[KERNELS] = {"softmax_row", "softmax_first", "softmax_sum",
+                                                 "softmax_write"};
+
+static clattn_status make_kernels(clattn_context *ctx, const struct cla_softmax *s,
+                                  cl_program program, struct cla_softmax_kernels *k)
 {
-    static const char *const name[KERNELS] = {"softmax_row", "softmax_first", "softmax_sum",
-                                              "softmax_write"};
-    clattn_status st = CLATTN_OK;
-    cl_program program = NULL;
-    char options[160];
-    snprintf(options, sizeof options,
-             "-cl-std=CL1.2 -w -DDTYPE_X=%d -DDTYPE_Y=%d -DSOFTMAX_ALGO=%d -DW=%d -DITEMS=%d",
-             (int)s->dtype_x, (int)s->dtype_y, (int)s->algo, (int)k->shape.width,
-             (int)k->shape.items);
-    CLA_TRY(cla_ocl_build(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &program));
     for (int i = 0; i < KERNELS; i++) {
-        if (i != SUM || s->algo == CLATTN_SOFTMAX_SAFE)
-            CLA_TRY(cla_kernels_create(ctx->ocl->cl, program, name[i], &ctx->log, &k->kernel[i]));
+        if (i == SUM && s->algo != CLATTN_SOFTMAX_SAFE)
+            continue;
+        clattn_status st = cla_kernels_create(ctx->ocl->cl, program, kernel_name[i], &ctx->log,
+                                              &k->kernel[i]);
+        if (st != CLATTN_OK)
+            return st;
     }
-done:
-    if (program)
-        ctx->ocl->cl->ReleaseProgram(program);
+    return CLATTN_OK;
+}
+
+// Rows whole, then in parts, of a size that does not take long.
+static clattn_status trials(clattn_context *ctx, const struct cla_softmax *s,
+                            struct cla_softmax_kernels *k)
+{
+    const int64_t unit = (int64_t)k->shape.items * k->shape.width;
+    const int64_t whole = k->shape.least_part;
+    clattn_status st = trial(ctx, s, k, 9 * unit + 5);
+    k->shape.least_part = unit;
+    if (st == CLATTN_OK)
+        st = trial(ctx, s, k, 4 * unit + 3);
+    k->shape.least_part = whole;
     return st;
+}
+
+static clattn_status make_and_try(clattn_context *ctx, const struct cla_softmax *s,
+                                  cl_program program, struct cla_softmax_kernels *k)
+{
+    clattn_status st = make_kernels(ctx, s, program, k);
+    return st == CLATTN_OK ? trials(ctx, s, k) : st;
 }
 
 clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax *s,
                                   struct cla_softmax_kernels **out)
 {
     clattn_status st = CLATTN_OK;
+    cl_program program = NULL, again = NULL;
+    char options[160];
     struct cla_softmax_kernels *k = calloc(1, sizeof *k);
     if (!k)
         return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for softmax kernels");
     k->shape = cla_softmax_shape(&ctx->caps, s->kernel);
-    CLA_TRY(build(ctx, s, k));
-    const int64_t unit = (int64_t)k->shape.items * k->shape.width;
-    const int64_t whole = k->shape.least_part;
-    CLA_TRY(trial(ctx, s, k, 9 * unit + 5));
-    // The kernels for parts, on parts of a size that does not take long.
-    k->shape.least_part = unit;
-    st = trial(ctx, s, k, 4 * unit + 3);
-    k->shape.least_part = whole;
+    snprintf(options, sizeof options,
+             "-cl-std=CL1.2 -w -DDTYPE_X=%d -DDTYPE_Y=%d -DSOFTMAX_ALGO=%d -DW=%d -DITEMS=%d",
+             (int)s->dtype_x, (int)s->dtype_y, (int)s->algo, (int)k->shape.width,
+             (int)k->shape.items);
+    CLA_TRY(cla_ocl_build(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &program));
+    st = make_and_try(ctx, s, program, k);
+    // The fault may be in what was kept on disk.
+    if (st != CLATTN_OK && st != CLATTN_ERR_OUT_OF_MEMORY &&
+        cla_ocl_rebuild(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &again) == CLATTN_OK &&
+        again) {
+        for (int i = 0; i < KERNELS; i++)
+            cla_kernels_destroy(&k->kernel[i]);
+        st = make_and_try(ctx, s, again, k);
+    }
     CLA_TRY(st);
     *out = k;
     k = NULL;
 done:
+    if (program)
+        ctx->ocl->cl->ReleaseProgram(program);
+    if (again)
+        ctx->ocl->cl->ReleaseProgram(again);
     cla_softmax_release(&k);
     return st;
 }
