@@ -27,6 +27,29 @@ done:
     return st;
 }
 
+// Drivers say no more than that something in the list is invalid, and some do not look.
+static clattn_status check_wait(const clattn_context *ctx, cl_uint num_wait, const cl_event *wait)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    if ((num_wait > 0) != (wait != NULL))
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "num_wait is %u, wait is %s",
+                        (unsigned)num_wait, wait ? "set" : "NULL");
+    for (cl_uint i = 0; i < num_wait; i++) {
+        cl_context context = NULL;
+        if (!wait[i])
+            return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "wait[%u] is NULL", (unsigned)i);
+        CLA_CL(cl->GetEventInfo(wait[i], CL_EVENT_CONTEXT, sizeof context, &context, NULL));
+        if (context != ctx->ocl->context)
+            return cla_fail(log, CLATTN_ERR_WRONG_CONTEXT,
+                            "wait[%u] is of cl_context %p, the plan is of %p", (unsigned)i,
+                            (void *)context, (void *)ctx->ocl->context);
+    }
+done:
+    return st;
+}
+
 static clattn_status check_kinds(const clattn_plan *plan, struct cla_call *call)
 {
     struct cla_call_buf bufs[CLA_CALL_BUFS];
@@ -53,9 +76,7 @@ clattn_status clattn_attention_enqueue(const clattn_plan *plan, const clattn_att
     if (!ctx->ocl)
         return cla_fail(log, CLATTN_ERR_NO_OPENCL,
                         "enqueue: the plan is of the built-in CPU path, which has no queue");
-    if ((num_wait > 0) != (wait != NULL))
-        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "num_wait is %u, wait is %s",
-                        (unsigned)num_wait, wait ? "set" : "NULL");
+    CLA_TRY(check_wait(ctx, num_wait, wait));
     CLA_TRY(check_queue(ctx, queue));
     CLA_TRY(cla_call_check(&plan->problem, call, cla_context_mem_size(ctx), ctx, log, &checked));
     CLA_TRY(check_kinds(plan, &checked));

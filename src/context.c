@@ -32,6 +32,9 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     if (out->threads < 0)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "threads is %d, negative",
                         (int)out->threads);
+    if ((int)out->log_level < 0 || (int)out->log_level > CLATTN_LOG_DEBUG)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "log_level is %d, not 0 to %d",
+                        (int)out->log_level, (int)CLATTN_LOG_DEBUG);
     if (out->cache_dir)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "cache_dir is reserved, not NULL");
     return CLATTN_OK;
@@ -329,7 +332,7 @@ struct cla_worker *cla_context_worker(clattn_context *ctx)
     return worker;
 }
 
-size_t (*cla_context_mem_size(const clattn_context *ctx))(void *, void *)
+clattn_status (*cla_context_mem_size(const clattn_context *ctx))(void *, void *, size_t *)
 {
     return ctx->ocl ? cla_ocl_mem_size : NULL;
 }
@@ -354,10 +357,11 @@ clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *o
 {
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
+    if (out)
+        memset(out, 0, sizeof *out);
     if (!out || !bytes)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "mem_create: bytes %zu, out %s",
                         bytes, out ? "set" : "NULL");
-    memset(out, 0, sizeof *out);
     if (ctx->ocl) {
         clattn_status st = cla_ocl_mem_create(ctx, bytes, &out->ptr);
         if (st != CLATTN_OK)
@@ -375,28 +379,27 @@ clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *o
     return CLATTN_OK;
 }
 
-static clattn_status check_copy(clattn_context *ctx, const clattn_buf *buf, const void *host,
-                                size_t bytes)
+static clattn_status check_copy(clattn_context *ctx, const char *name, const clattn_buf *buf,
+                                const void *host, size_t bytes)
 {
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
-    if (!buf || !host || !buf->ptr || buf->kind == CLATTN_BUF_ABSENT)
-        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "copy of %zu bytes: NULL", bytes);
-    if (buf->kind == CLATTN_BUF_CL_MEM && !ctx->ocl)
+    if (!buf || !host)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
-                        "copy: a cl_mem on the built-in CPU path");
-    if (buf->size_bytes &&
-        (buf->offset_bytes > buf->size_bytes || bytes > buf->size_bytes - buf->offset_bytes))
+                        "copy of %zu bytes: %s is %s, the host pointer is %s", bytes, name,
+                        buf ? "set" : "NULL", host ? "set" : "NULL");
+    if (buf->offset_bytes > SIZE_MAX - bytes)
         return cla_fail(&ctx->log, CLATTN_ERR_BUFFER_TOO_SMALL,
-                        "copy of %zu bytes at %zu, the buffer has %zu", bytes, buf->offset_bytes,
-                        buf->size_bytes);
-    return CLATTN_OK;
+                        "%s.buf.offset_bytes is %zu, from where no memory has %zu bytes", name,
+                        buf->offset_bytes, bytes);
+    return cla_buf_check(name, buf, 1, buf->offset_bytes + bytes, cla_context_mem_size(ctx), ctx,
+                         &ctx->log);
 }
 
 clattn_status clattn_mem_write(clattn_context *ctx, const clattn_buf *dst, const void *src,
                                size_t bytes)
 {
-    clattn_status st = check_copy(ctx, dst, src, bytes);
+    clattn_status st = check_copy(ctx, "dst", dst, src, bytes);
     if (st != CLATTN_OK || !bytes)
         return st;
     if (dst->kind == CLATTN_BUF_CL_MEM)
@@ -407,7 +410,7 @@ clattn_status clattn_mem_write(clattn_context *ctx, const clattn_buf *dst, const
 
 clattn_status clattn_mem_read(clattn_context *ctx, const clattn_buf *src, void *dst, size_t bytes)
 {
-    clattn_status st = check_copy(ctx, src, dst, bytes);
+    clattn_status st = check_copy(ctx, "src", src, dst, bytes);
     if (st != CLATTN_OK || !bytes)
         return st;
     if (src->kind == CLATTN_BUF_CL_MEM)
