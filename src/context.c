@@ -435,15 +435,16 @@ clattn_status clattn_context_measure(clattn_context *ctx, clattn_measure what, s
 {
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
-    if (!value || (int)what < CLATTN_MEASURE_FMA_F32 || (int)what > CLATTN_MEASURE_READ ||
+    if (!value || (int)what < CLATTN_MEASURE_FMA_F32 || (int)what > CLATTN_MEASURE_FMA_F32_SHORT ||
         (what == CLATTN_MEASURE_READ && !bytes))
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
                         "measure %d of %zu bytes into %s", (int)what, bytes,
                         value ? "a value" : "NULL");
     if (ctx->ocl)
         return cla_ocl_measure(ctx, (int32_t)what, bytes, value);
-    *value = what == CLATTN_MEASURE_FMA_F32 ? cla_host_peak_fma(ctx->threads)
-                                            : cla_host_peak_read(ctx->threads, bytes);
+    *value = what == CLATTN_MEASURE_READ
+                 ? cla_host_peak_read(ctx->threads, bytes)
+                 : cla_host_peak_fma(ctx->threads, what == CLATTN_MEASURE_FMA_F32_SHORT);
     return *value > 0.0 ? CLATTN_OK
                         : cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "measure: out of memory");
 }

@@ -168,7 +168,9 @@ CLATTN_API void clattn_mem_destroy(clattn_context *ctx, clattn_buf *buf);
 /// What clattn_context_measure() measures.
 typedef enum clattn_measure {
     CLATTN_MEASURE_FMA_F32 = 0,  ///< fused multiply-adds in registers, GFLOP/s (2 per FMA)
-    CLATTN_MEASURE_READ = 1      ///< reading `bytes` of memory once, GB/s (10^9 bytes)
+    CLATTN_MEASURE_READ = 1,     ///< reading `bytes` of memory once, GB/s (10^9 bytes)
+    /// CLATTN_MEASURE_FMA_F32 in about ten milliseconds, to be taken between other work.
+    CLATTN_MEASURE_FMA_F32_SHORT = 2
 } clattn_measure;
 
 /// Measures what a small kernel (for the built-in path: a C loop with the same threads) reaches

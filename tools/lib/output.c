@@ -4,7 +4,16 @@
 #include <libsmartcols.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+bool tool_colours(void)
+{
+    const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
+
+    return isatty(STDOUT_FILENO) && !(no && *no) && term && strcmp(term, "dumb") != 0;
+}
 
 struct libscols_table *tool_table_create(const struct tool_column *columns, int count,
                                          bool headings)
@@ -14,12 +23,16 @@ struct libscols_table *tool_table_create(const struct tool_column *columns, int 
     if (!table)
         return NULL;
     scols_table_enable_noheadings(table, !headings);
+    scols_table_enable_colors(table, tool_colours());
     for (int i = 0; i < count; i++) {
         int flags = (columns[i].right ? SCOLS_FL_RIGHT : 0) | (columns[i].wrap ? SCOLS_FL_WRAP : 0);
-        if (!scols_table_new_column(table, columns[i].heading, 0, flags)) {
+        struct libscols_column *column =
+            scols_table_new_column(table, columns[i].heading, 0, flags);
+        if (!column) {
             scols_unref_table(table);
             return NULL;
         }
+        scols_cell_set_color(scols_column_get_header(column), "bold");
     }
     return table;
 }

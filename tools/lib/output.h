@@ -16,7 +16,11 @@ struct tool_column {
     bool wrap;  // may be broken over lines on a narrow terminal
 };
 
-// A table without rows; NULL if memory ran out, which the others ignore.
+// Whether stdout takes colours: a terminal that is not dumb, and $NO_COLOR is unset or empty.
+bool tool_colours(void);
+
+// A table without rows; NULL if memory ran out, which the others ignore. Its headings are bold
+// where stdout takes colours.
 struct libscols_table *tool_table_create(const struct tool_column *columns, int count,
                                          bool headings);
 void tool_table_row(struct libscols_table *table, const char *const *cells, int count);
