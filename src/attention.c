@@ -253,17 +253,17 @@ clattn_status clattn_attention_f32(clattn_context *ctx, const float *q, const fl
 {
     clattn_status st = CLATTN_OK;
     clattn_context *own = NULL;
+    struct cla_log log;
+    cla_log_init(&log, NULL, NULL, CLATTN_LOG_WARN);
+    // In a description 0 means as many as heads_q, but nobody who writes all counts means that.
+    if (heads_kv == 0)
+        return cla_fail(ctx ? &ctx->log : &log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "heads_kv is 0, less than 1");
     if (!ctx) {
         st = clattn_context_create(NULL, &own);
         if (st != CLATTN_OK)
             return st;
         ctx = own;
-    }
-    if (heads_kv < 1) { // 0 has a meaning in a description only
-        st = cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "heads_kv is %d, less than 1",
-                      (int)heads_kv);
-        clattn_context_destroy(&own);
-        return st;
     }
     clattn_attention_desc desc;
     clattn_attention_desc_init(&desc, sizeof desc);

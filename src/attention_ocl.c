@@ -6,6 +6,29 @@
 #include "context_ocl.h"
 #include "ocl/error.h"
 
+// Drivers say no more than that something in the list is invalid, and some do not look.
+static clattn_status check_wait(const clattn_context *ctx, cl_uint num_wait, const cl_event *wait)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    if ((num_wait > 0) != (wait != NULL))
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "num_wait is %u, wait is %s",
+                        (unsigned)num_wait, wait ? "set" : "NULL");
+    for (cl_uint i = 0; i < num_wait; i++) {
+        cl_context context = NULL;
+        if (!wait[i])
+            return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "wait[%u] is NULL", (unsigned)i);
+        CLA_CL(cl->GetEventInfo(wait[i], CL_EVENT_CONTEXT, sizeof context, &context, NULL));
+        if (context != ctx->ocl->context)
+            return cla_fail(log, CLATTN_ERR_WRONG_CONTEXT,
+                            "wait[%u] is of cl_context %p, the plan is of %p", (unsigned)i,
+                            (void *)context, (void *)ctx->ocl->context);
+    }
+done:
+    return st;
+}
+
 clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue, cl_uint num_wait,
                               const cl_event *wait)
 {
@@ -14,12 +37,7 @@ clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue,
     const struct cla_cl *cl = ctx->ocl->cl;
     cl_context context = NULL;
     cl_device_id device = NULL;
-    if ((num_wait > 0) != (wait != NULL))
-        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "num_wait is %u, wait is %s",
-                        (unsigned)num_wait, wait ? "set" : "NULL");
-    for (cl_uint i = 0; i < num_wait; i++)
-        if (!wait[i])
-            return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "wait[%u] is NULL", (unsigned)i);
+    CLA_TRY(check_wait(ctx, num_wait, wait));
     if (!queue)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "queue is NULL");
     CLA_CL(cl->GetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof context, &context, NULL));

@@ -36,6 +36,9 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     if (out->threads < 0)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "threads is %d, negative",
                         (int)out->threads);
+    if ((int)out->log_level < 0 || (int)out->log_level > CLATTN_LOG_DEBUG)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "log_level is %d, not 0 to %d",
+                        (int)out->log_level, (int)CLATTN_LOG_DEBUG);
     return CLATTN_OK;
 }
 
@@ -364,7 +367,7 @@ struct cla_worker *cla_context_worker(clattn_context *ctx)
     return worker;
 }
 
-size_t (*cla_context_mem_size(const clattn_context *ctx))(void *, void *)
+clattn_status (*cla_context_mem_size(const clattn_context *ctx))(void *, void *, size_t *)
 {
     return ctx->ocl ? cla_ocl_mem_size : NULL;
 }
@@ -389,10 +392,11 @@ clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *o
 {
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
+    if (out)
+        memset(out, 0, sizeof *out);
     if (!out || !bytes)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "mem_create: bytes %zu, out %s",
                         bytes, out ? "set" : "NULL");
-    memset(out, 0, sizeof *out);
     if (ctx->ocl) {
         clattn_status st = cla_ocl_mem_create(ctx, bytes, &out->ptr);
         if (st != CLATTN_OK)
@@ -410,38 +414,27 @@ clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *o
     return CLATTN_OK;
 }
 
-static clattn_status check_copy(clattn_context *ctx, const clattn_buf *buf, const void *host,
-                                size_t bytes)
+static clattn_status check_copy(clattn_context *ctx, const char *name, const clattn_buf *buf,
+                                const void *host, size_t bytes)
 {
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
-    if (!buf || !host || !buf->ptr || buf->kind == CLATTN_BUF_ABSENT)
-        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "copy of %zu bytes: NULL", bytes);
-    if (buf->kind != CLATTN_BUF_HOST && buf->kind != CLATTN_BUF_CL_MEM)
-        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "copy: kind is %d, not %d or %d",
-                        (int)buf->kind, (int)CLATTN_BUF_HOST, (int)CLATTN_BUF_CL_MEM);
-    if (buf->kind == CLATTN_BUF_CL_MEM && !ctx->ocl)
+    if (!buf || !host)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
-                        "copy: a cl_mem on the built-in CPU path");
-    size_t size = buf->size_bytes;
-    if (buf->kind == CLATTN_BUF_CL_MEM) {
-        const size_t whole = cla_ocl_mem_size(ctx, buf->ptr);
-        if (!whole)
-            return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
-                            "copy: not a cl_mem of this context");
-        size = size && size < whole ? size : whole;
-    }
-    if (size && (buf->offset_bytes > size || bytes > size - buf->offset_bytes))
+                        "copy of %zu bytes: %s is %s, the host pointer is %s", bytes, name,
+                        buf ? "set" : "NULL", host ? "set" : "NULL");
+    if (buf->offset_bytes > SIZE_MAX - bytes)
         return cla_fail(&ctx->log, CLATTN_ERR_BUFFER_TOO_SMALL,
-                        "copy of %zu bytes at %zu, the buffer has %zu", bytes, buf->offset_bytes,
-                        size);
-    return CLATTN_OK;
+                        "%s.buf.offset_bytes is %zu, from where no memory has %zu bytes", name,
+                        buf->offset_bytes, bytes);
+    return cla_buf_check(name, buf, 1, buf->offset_bytes + bytes, cla_context_mem_size(ctx), ctx,
+                         &ctx->log);
 }
 
 clattn_status clattn_mem_write(clattn_context *ctx, const clattn_buf *dst, const void *src,
                                size_t bytes)
 {
-    clattn_status st = check_copy(ctx, dst, src, bytes);
+    clattn_status st = check_copy(ctx, "dst", dst, src, bytes);
     if (st != CLATTN_OK || !bytes)
         return st;
     if (dst->kind == CLATTN_BUF_CL_MEM)
@@ -452,7 +445,7 @@ clattn_status clattn_mem_write(clattn_context *ctx, const clattn_buf *dst, const
 
 clattn_status clattn_mem_read(clattn_context *ctx, const clattn_buf *src, void *dst, size_t bytes)
 {
-    clattn_status st = check_copy(ctx, src, dst, bytes);
+    clattn_status st = check_copy(ctx, "src", src, dst, bytes);
     if (st != CLATTN_OK || !bytes)
         return st;
     if (src->kind == CLATTN_BUF_CL_MEM)
@@ -477,15 +470,16 @@ clattn_status clattn_context_measure(clattn_context *ctx, clattn_measure what, s
 {
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
-    if (!value || (int)what < CLATTN_MEASURE_FMA_F32 || (int)what > CLATTN_MEASURE_READ ||
+    if (!value || (int)what < CLATTN_MEASURE_FMA_F32 || (int)what > CLATTN_MEASURE_FMA_F32_SHORT ||
         (what == CLATTN_MEASURE_READ && !bytes))
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
                         "measure %d of %zu bytes into %s", (int)what, bytes,
                         value ? "a value" : "NULL");
     if (ctx->ocl)
         return cla_ocl_measure(ctx, (int32_t)what, bytes, value);
-    *value = what == CLATTN_MEASURE_FMA_F32 ? cla_host_peak_fma(ctx->threads)
-                                            : cla_host_peak_read(ctx->threads, bytes);
+    *value = what == CLATTN_MEASURE_READ
+                 ? cla_host_peak_read(ctx->threads, bytes)
+                 : cla_host_peak_fma(ctx->threads, what == CLATTN_MEASURE_FMA_F32_SHORT);
     return *value > 0.0 ? CLATTN_OK
                         : cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "measure: out of memory");
 }

@@ -37,9 +37,9 @@ struct cla_worker *cla_context_worker(clattn_context *ctx);
 void cla_context_job_began(clattn_context *ctx);
 void cla_context_job_ended(clattn_context *ctx);
 
-// Byte size of a cl_mem of this context, 0 if it is none; for cla_call_check(). NULL where the
-// context has no OpenCL.
-size_t (*cla_context_mem_size(const clattn_context *ctx))(void *ctx, void *mem);
+// What gives cla_call_check() the size of a cl_mem; NULL where the context has no OpenCL.
+clattn_status (*cla_context_mem_size(const clattn_context *ctx))(void *ctx, void *mem,
+                                                                 size_t *bytes);
 
 // ---- the OpenCL half; in a build without OpenCL these say that there is none -------------------
 
@@ -58,7 +58,7 @@ clattn_status cla_ocl_self_test(clattn_context *ctx);
 void cla_ocl_close(struct cla_ocl **ocl);
 
 uint64_t cla_ocl_build_count(const struct cla_ocl *ocl);
-size_t cla_ocl_mem_size(void *ctx, void *mem);
+clattn_status cla_ocl_mem_size(void *ctx, void *mem, size_t *bytes);
 clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem);
 void cla_ocl_mem_destroy(clattn_context *ctx, void *mem);
 clattn_status cla_ocl_mem_write(clattn_context *ctx, void *mem, size_t offset, const void *src,

@@ -236,19 +236,18 @@ uint64_t cla_ocl_build_count(const struct cla_ocl *ocl)
 
 // ---- memory ------------------------------------------------------------------------------------
 
-size_t cla_ocl_mem_size(void *ctx, void *mem)
+clattn_status cla_ocl_mem_size(void *ctx, void *mem, size_t *bytes)
 {
     const struct cla_ocl *ocl = ((const clattn_context *)ctx)->ocl;
     cl_context context = NULL;
     cl_mem_object_type type = 0;
-    size_t size = 0;
     if (ocl->cl->GetMemObjectInfo(mem, CL_MEM_CONTEXT, sizeof context, &context, NULL) ||
-        context != ocl->context ||
         ocl->cl->GetMemObjectInfo(mem, CL_MEM_TYPE, sizeof type, &type, NULL) ||
-        type != CL_MEM_OBJECT_BUFFER ||
-        ocl->cl->GetMemObjectInfo(mem, CL_MEM_SIZE, sizeof size, &size, NULL))
-        return 0;
-    return size;
+        ocl->cl->GetMemObjectInfo(mem, CL_MEM_SIZE, sizeof *bytes, bytes, NULL))
+        return CLATTN_ERR_BUFFER_MISSING;
+    if (context != ocl->context)
+        return CLATTN_ERR_WRONG_CONTEXT;
+    return type == CL_MEM_OBJECT_BUFFER ? CLATTN_OK : CLATTN_ERR_BUFFER_MISSING;
 }
 
 clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem)

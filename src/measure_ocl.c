@@ -12,6 +12,8 @@
 enum {
     RUNS = 9,               // the best counts
     MIN_NS = 8 * 1000000,   // of one run
+    BRIEF_RUNS = 2,
+    BRIEF_MIN_NS = 1500000,
     FIRST_ITERATIONS = 1000,
     ITERATIONS_MAX = 1 << 28,
 };
@@ -66,7 +68,7 @@ done:
     return st;
 }
 
-static clattn_status measure_fma(struct measure *m, double *value)
+static clattn_status measure_fma(struct measure *m, bool brief, double *value)
 {
     clattn_status st = CLATTN_OK;
     CLA_TRY(prepare(m, "peak_fma"));
@@ -74,14 +76,15 @@ static clattn_status measure_fma(struct measure *m, double *value)
     cl_int iterations = FIRST_ITERATIONS;
     const struct cla_arg arg[] = {
         {sizeof seed, &seed}, {sizeof iterations, &iterations}, {sizeof(cl_mem), &m->out}};
+    const uint64_t min_ns = brief ? BRIEF_MIN_NS : MIN_NS;
     uint64_t ns = 0, best = UINT64_MAX;
     for (;;) { // the first runs also warm the device up
         CLA_TRY(timed(m, arg, 3, &ns));
-        if (ns >= MIN_NS || iterations >= ITERATIONS_MAX)
+        if (ns >= min_ns || iterations >= ITERATIONS_MAX)
             break;
         iterations *= 2;
     }
-    for (int i = 0; i < RUNS; i++) {
+    for (int i = 0; i < (brief ? BRIEF_RUNS : RUNS); i++) {
         CLA_TRY(timed(m, arg, 3, &ns));
         best = ns < best ? ns : best;
     }
@@ -119,8 +122,9 @@ clattn_status cla_ocl_measure(clattn_context *ctx, int32_t what, size_t bytes, d
     struct measure m = {.ctx = ctx};
     if (what == CLATTN_MEASURE_READ && bytes < sizeof(float))
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "measure: bytes is %zu", bytes);
+    const bool brief = what == CLATTN_MEASURE_FMA_F32_SHORT;
     clattn_status st = what == CLATTN_MEASURE_READ ? measure_read(&m, bytes, value)
-                                                   : measure_fma(&m, value);
+                                                   : measure_fma(&m, brief, value);
     if (m.in)
         cla_ocl_mem_destroy(ctx, m.in);
     if (m.out)

@@ -4,6 +4,7 @@
 
 #include "algo/algo.h"
 #include "algo/softmax.h"
+#include "attention.h"
 #include "context.h"
 
 static clattn_status none(const struct cla_log *log)
@@ -46,11 +47,11 @@ uint64_t cla_ocl_build_count(const struct cla_ocl *ocl)
     return 0;
 }
 
-size_t cla_ocl_mem_size(void *ctx, void *mem)
+clattn_status cla_ocl_mem_size(void *ctx, void *mem, size_t *bytes)
 {
-    (void)ctx;
     (void)mem;
-    return 0;
+    (void)bytes;
+    return none(&((const clattn_context *)ctx)->log);
 }
 
 clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem)
@@ -206,11 +207,10 @@ void *clattn_context_cl_device(const clattn_context *ctx)
 clattn_status clattn_attention_enqueue(const clattn_plan *plan, const clattn_attention_call *call,
                                        void *queue, uint32_t num_wait, const void *wait, void *done)
 {
-    (void)plan;
     (void)call;
     (void)queue;
     (void)num_wait;
     (void)wait;
     (void)done;
-    return CLATTN_ERR_NO_OPENCL;
+    return plan ? none(&plan->ctx->log) : CLATTN_ERR_INVALID_ARGUMENT;
 }

@@ -2,6 +2,7 @@
 #include "problem.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "abi.h"
@@ -201,10 +202,27 @@ static bool add_product(int64_t *acc, int64_t a, int64_t b)
     return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(*acc, product, acc);
 }
 
-clattn_status cla_buf_check(const struct cla_buf_checker *c, const char *name,
-                            const clattn_buf *buf, size_t elem_bytes, size_t end_bytes)
+// Size of a cl_mem, or why it is none that can be used.
+static clattn_status mem_size(const char *name, const clattn_buf *buf, cla_mem_size_fn size_of,
+                              void *user, const struct cla_log *log, size_t *whole)
 {
-    const struct cla_log *log = c->log;
+    if (!size_of)
+        return cla_fail(log, CLATTN_ERR_BUFFER_MISSING,
+                        "%s.buf.kind is %d, a cl_mem, but the context has no OpenCL device", name,
+                        (int)buf->kind);
+    const clattn_status st = size_of(user, buf->ptr, whole);
+    if (st == CLATTN_ERR_WRONG_CONTEXT)
+        return cla_fail(log, st, "%s.buf.ptr %p is a cl_mem of another context", name, buf->ptr);
+    if (st != CLATTN_OK)
+        return cla_fail(log, st, "%s.buf.ptr %p is no cl_mem, or none that is a buffer", name,
+                        buf->ptr);
+    return CLATTN_OK;
+}
+
+clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem_bytes,
+                            size_t end_bytes, cla_mem_size_fn size_of, void *user,
+                            const struct cla_log *log)
+{
     if (buf->reserved)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s.buf.reserved is %u, not 0", name,
                         (unsigned)buf->reserved);
@@ -214,19 +232,20 @@ clattn_status cla_buf_check(const struct cla_buf_checker *c, const char *name,
     if (buf->kind == CLATTN_BUF_ABSENT || !buf->ptr)
         return cla_fail(log, CLATTN_ERR_BUFFER_MISSING, "%s is absent (kind %d, ptr %s)", name,
                         (int)buf->kind, buf->ptr ? "set" : "NULL");
-    if (buf->kind == CLATTN_BUF_CL_MEM && !c->size_of)
-        return cla_fail(log, CLATTN_ERR_BUFFER_MISSING,
-                        "%s is a cl_mem, but the plan's context has no OpenCL device", name);
-    const bool odd_ptr = buf->kind == CLATTN_BUF_HOST && (uintptr_t)buf->ptr % elem_bytes != 0;
-    if (buf->offset_bytes % elem_bytes || odd_ptr)
+    if (buf->offset_bytes % elem_bytes)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
-                        "%s: pointer or offset_bytes %zu is not a multiple of the element size %zu",
-                        name, buf->offset_bytes, elem_bytes);
+                        "%s.buf.offset_bytes is %zu, no multiple of the element's %zu bytes", name,
+                        buf->offset_bytes, elem_bytes);
+    if (buf->kind == CLATTN_BUF_HOST && (uintptr_t)buf->ptr % elem_bytes)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "%s.buf.ptr %p is not aligned to the element's %zu bytes", name, buf->ptr,
+                        elem_bytes);
     size_t size = buf->size_bytes;
     if (buf->kind == CLATTN_BUF_CL_MEM) {
-        const size_t whole = c->size_of(c->user, buf->ptr);
-        if (!whole)
-            return cla_fail(log, CLATTN_ERR_BUFFER_MISSING, "%s is not a valid cl_mem", name);
+        size_t whole = 0;
+        const clattn_status st = mem_size(name, buf, size_of, user, log, &whole);
+        if (st != CLATTN_OK)
+            return st;
         if (size > whole)
             return cla_fail(log, CLATTN_ERR_BUFFER_TOO_SMALL,
                             "%s.buf.size_bytes %zu is more than the cl_mem's %zu", name, size,
@@ -244,27 +263,42 @@ clattn_status cla_buf_check(const struct cla_buf_checker *c, const char *name,
 static clattn_status check_buf(const struct checker *c, const char *name, const clattn_buf *buf,
                                size_t elem_bytes, size_t end_bytes)
 {
-    const struct cla_buf_checker checker = {c->log, c->size_of, c->user};
-    return cla_buf_check(&checker, name, buf, elem_bytes, end_bytes);
+    return cla_buf_check(name, buf, elem_bytes, end_bytes, c->size_of, c->user, c->log);
+}
+
+// What overflows is the caller's strides, or the shape where they follow from it.
+static clattn_status overflow(const struct checker *c, const char *name, const int64_t *extent,
+                              const int64_t *stride, int n, bool strided)
+{
+    const int64_t *shown = strided ? stride : extent;
+    char text[96] = "";
+    for (int i = 0; i < n; i++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%lld", i ? " x " : "", (long long)shown[i]);
+    }
+    return strided ? cla_fail(c->log, CLATTN_ERR_STRIDE, "%s: strides %s overflow 64 bits", name,
+                              text)
+                   : cla_fail(c->log, CLATTN_ERR_SHAPE, "%s: extents %s overflow 64 bits", name,
+                              text);
 }
 
 // Bytes from the start of the memory that are reached: offset + last element.
 static clattn_status reach(const struct checker *c, const char *name, size_t offset_bytes,
                            size_t elem_bytes, const int64_t *extent, const int64_t *stride, int n,
-                           int64_t innermost, size_t *end_bytes)
+                           int64_t innermost, bool strided, size_t *end_bytes)
 {
-    int64_t last = innermost;
+    int64_t last = innermost, bytes = 0;
     bool ok = true;
     for (int i = 0; i < n; i++)
         ok = ok && add_product(&last, extent[i] - 1, stride[i]);
-    int64_t bytes = 0;
-    ok = ok && offset_bytes <= (size_t)INT64_MAX;
-    ok = ok && add_product(&bytes, last, (int64_t)elem_bytes);
-    ok = ok && !__builtin_add_overflow(bytes, (int64_t)offset_bytes, &bytes);
-    if (!ok || (uint64_t)bytes > SIZE_MAX)
-        return cla_fail(c->log, CLATTN_ERR_STRIDE, "%s: strides and offset overflow the address "
-                        "space", name);
-    *end_bytes = (size_t)bytes;
+    if (!ok || !add_product(&bytes, last, (int64_t)elem_bytes))
+        return overflow(c, name, extent, stride, n, strided);
+    if ((uint64_t)bytes > SIZE_MAX || offset_bytes > SIZE_MAX / 2 ||
+        (uint64_t)bytes > SIZE_MAX / 2 - offset_bytes)
+        return cla_fail(c->log, CLATTN_ERR_BUFFER_TOO_SMALL,
+                        "%s.buf.offset_bytes is %zu, from where no memory has %lld bytes", name,
+                        offset_bytes, (long long)bytes);
+    *end_bytes = (size_t)bytes + offset_bytes;
     return CLATTN_OK;
 }
 
@@ -317,8 +351,9 @@ static clattn_status check_tensor(const struct checker *c, const char *name,
     if (t->layout != CLATTN_LAYOUT_STRIDED) {
         int64_t rows = 0, all = 0;
         if (!add_product(&rows, heads, len) || !add_product(&all, rows, dim))
-            CLA_TRY(cla_fail(c->log, CLATTN_ERR_SHAPE, "%s: %lld heads x %lld x %lld overflows",
-                             name, (long long)heads, (long long)len, (long long)dim));
+            CLA_TRY(cla_fail(c->log, CLATTN_ERR_SHAPE,
+                             "%s: %lld heads x %lld x %lld overflows 64 bits", name,
+                             (long long)heads, (long long)len, (long long)dim));
         const bool bshd = t->layout == CLATTN_LAYOUT_BSHD;
         s[0] = all;
         s[1] = bshd ? dim : len * dim;
@@ -330,7 +365,8 @@ static clattn_status check_tensor(const struct checker *c, const char *name,
                              name, (long long)s[i], i));
         out->stride[i] = s[i];
     }
-    CLA_TRY(reach(c, name, t->buf.offset_bytes, elem_bytes, extent, s, 3, dim, &out->end_bytes));
+    CLA_TRY(reach(c, name, t->buf.offset_bytes, elem_bytes, extent, s, 3, dim,
+                  t->layout == CLATTN_LAYOUT_STRIDED, &out->end_bytes));
     if (output)
         CLA_TRY(check_no_self_overlap(c, name, extent, s, dim));
     CLA_TRY(check_buf(c, name, &t->buf, elem_bytes, out->end_bytes));
@@ -368,10 +404,13 @@ static clattn_status check_mask(const struct checker *c, const clattn_mask *m,
             CLA_TRY(cla_fail(c->log, CLATTN_ERR_STRIDE, "mask.stride[%d] (%s) is %lld, negative",
                              i, axis_name[i], (long long)s));
         if (__builtin_mul_overflow(contiguous, own[i], &contiguous))
-            CLA_TRY(cla_fail(c->log, CLATTN_ERR_SHAPE, "mask: its extents overflow"));
+            CLA_TRY(cla_fail(c->log, CLATTN_ERR_SHAPE,
+                             "mask: extents from mask.extent[%d] (%lld) on overflow 64 bits", i,
+                             (long long)own[i]));
         out->stride[i] = own[i] == 1 ? 0 : s;
     }
-    CLA_TRY(reach(c, "mask", m->buf.offset_bytes, 1, own, out->stride, 4, 1, &out->end_bytes));
+    CLA_TRY(reach(c, "mask", m->buf.offset_bytes, 1, own, out->stride, 4, 1,
+                  m->layout == CLATTN_LAYOUT_STRIDED, &out->end_bytes));
     CLA_TRY(check_buf(c, "mask", &m->buf, 1, out->end_bytes));
     out->offset = (int64_t)m->buf.offset_bytes;
 done:
@@ -383,7 +422,9 @@ static clattn_status check_lse(const struct checker *c, const clattn_buf *buf,
 {
     int64_t rows = 0, all = 0;
     if (!add_product(&rows, extent[0], extent[1]) || !add_product(&all, rows, extent[2]))
-        return cla_fail(c->log, CLATTN_ERR_SHAPE, "lse: batch * heads_q * len_q overflows");
+        return cla_fail(c->log, CLATTN_ERR_SHAPE,
+                        "lse: batch %lld * heads_q %lld * len_q %lld overflows 64 bits",
+                        (long long)extent[0], (long long)extent[1], (long long)extent[2]);
     out->lse = *buf;
     out->lse_offset = (int64_t)(buf->offset_bytes / sizeof(float));
     *end_bytes = 0;
@@ -391,7 +432,7 @@ static clattn_status check_lse(const struct checker *c, const clattn_buf *buf,
         return CLATTN_OK;
     const int64_t one[1] = {all};
     const int64_t step[1] = {1};
-    clattn_status st = reach(c, "lse", buf->offset_bytes, sizeof(float), one, step, 1, 1,
+    clattn_status st = reach(c, "lse", buf->offset_bytes, sizeof(float), one, step, 1, 1, false,
                              end_bytes);
     return st == CLATTN_OK ? check_buf(c, "lse", buf, sizeof(float), *end_bytes) : st;
 }
@@ -532,6 +573,9 @@ clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention
         const int64_t extent[3] = {b, p->heads_q, nq};
         CLA_TRY(check_lse(&c, &call.lse, extent, out, &lse_end));
     }
+    // No algorithm needs any yet; one that is brought has to be memory all the same.
+    if (call.workspace.kind != CLATTN_BUF_ABSENT)
+        CLA_TRY(check_buf(&c, "workspace", &call.workspace, 1, 0));
     CLA_TRY(check_overlaps(log, out, lse_end));
 done:
     return st;

@@ -66,9 +66,17 @@ struct cla_host_mem {
 clattn_status cla_problem_from_desc(const clattn_attention_desc *desc, const struct cla_log *log,
                                     struct cla_problem *out);
 
-// call -> checked call. `size_of` gives the byte size of a cl_mem, 0 if it cannot be had; NULL
-// where no cl_mem is legal.
-typedef size_t (*cla_mem_size_fn)(void *user, void *mem);
+// Gives the byte size of a cl_mem; CLATTN_ERR_WRONG_CONTEXT for one of another context,
+// CLATTN_ERR_BUFFER_MISSING for what is no buffer. Does not log.
+typedef clattn_status (*cla_mem_size_fn)(void *user, void *mem, size_t *bytes);
+
+// A buffer of elements of `elem_bytes` that is used up to `end_bytes`, counted from its start.
+// `size_of` is NULL where no cl_mem is legal. Logs what is wrong with it.
+clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem_bytes,
+                            size_t end_bytes, cla_mem_size_fn size_of, void *user,
+                            const struct cla_log *log);
+
+// call -> checked call. Logs what is wrong with the values.
 clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention_call *call,
                              cla_mem_size_fn size_of, void *user, const struct cla_log *log,
                              struct cla_call *out);
@@ -83,16 +91,6 @@ clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, v
 
 // Zeroes the caller's struct and notes its size.
 void cla_struct_init(void *s, size_t size);
-
-// A buffer's kind, pointer and size against what is reached; `end_bytes` counts from buf->ptr.
-// `size_of` as in cla_call_check().
-struct cla_buf_checker {
-    const struct cla_log *log;
-    cla_mem_size_fn size_of;
-    void *user;
-};
-clattn_status cla_buf_check(const struct cla_buf_checker *c, const char *name,
-                            const clattn_buf *buf, size_t elem_bytes, size_t end_bytes);
 
 // Whether the bytes from the offset to `end` of two buffers meet; end 0 = nothing there.
 bool cla_bufs_overlap(const clattn_buf *a, size_t a_end, const clattn_buf *b, size_t b_end);

@@ -257,17 +257,18 @@ static clattn_status reach(const struct cla_log *log, const char *name, size_t o
     return CLATTN_OK;
 }
 
-static clattn_status check_rows(const struct cla_buf_checker *c, const char *name,
-                                const clattn_buf *buf, int32_t dtype, int64_t rows, int64_t len,
-                                int64_t stride, int64_t *offset, size_t *end_bytes)
+static clattn_status check_rows(clattn_context *ctx, const char *name, const clattn_buf *buf,
+                                int32_t dtype, int64_t rows, int64_t len, int64_t stride,
+                                int64_t *offset, size_t *end_bytes)
 {
+    const struct cla_log *log = &ctx->log;
     const size_t elem = cla_softmax_elem_bytes(dtype);
     if (stride < len)
-        return cla_fail(c->log, CLATTN_ERR_STRIDE, "stride_%s is %lld, less than len %lld", name,
+        return cla_fail(log, CLATTN_ERR_STRIDE, "stride_%s is %lld, less than len %lld", name,
                         (long long)stride, (long long)len);
-    clattn_status st = reach(c->log, name, buf->offset_bytes, elem, rows, len, stride, end_bytes);
+    clattn_status st = reach(log, name, buf->offset_bytes, elem, rows, len, stride, end_bytes);
     if (st == CLATTN_OK && *end_bytes)
-        st = cla_buf_check(c, name, buf, elem, *end_bytes);
+        st = cla_buf_check(name, buf, elem, *end_bytes, cla_context_mem_size(ctx), ctx, log);
     *offset = (int64_t)(buf->offset_bytes / elem);
     return st;
 }
@@ -300,7 +301,6 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
     clattn_context *ctx = plan->ctx;
     const struct cla_log *log = &ctx->log;
     const struct cla_softmax *s = &plan->s;
-    const struct cla_buf_checker c = {log, cla_context_mem_size(ctx), ctx};
     clattn_softmax_call call;
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call is NULL");
@@ -324,18 +324,18 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
         .stride_y = call.stride_y ? call.stride_y : call.len,
         .scale = scaled ? call.scale : 1.0f,
         .x = call.x, .y = call.y, .lse = call.lse, .workspace = call.workspace};
-    CLA_TRY(check_rows(&c, "x", &call.x, s->dtype_x, call.rows, call.len, out->stride_x,
+    CLA_TRY(check_rows(ctx, "x", &call.x, s->dtype_x, call.rows, call.len, out->stride_x,
                        &out->x_offset, &out->x_end_bytes));
-    CLA_TRY(check_rows(&c, "y", &call.y, s->dtype_y, call.rows, call.len, out->stride_y,
+    CLA_TRY(check_rows(ctx, "y", &call.y, s->dtype_y, call.rows, call.len, out->stride_y,
                        &out->y_offset, &out->y_end_bytes));
     if (s->lse)
-        CLA_TRY(check_rows(&c, "lse", &call.lse, CLATTN_DTYPE_F32, call.rows, 1, 1,
+        CLA_TRY(check_rows(ctx, "lse", &call.lse, CLATTN_DTYPE_F32, call.rows, 1, 1,
                            &out->lse_offset, &out->lse_end_bytes));
     const size_t need = workspace_bytes(plan, call.rows, call.len);
     if (need && call.workspace.kind != CLATTN_BUF_ABSENT) {
         out->workspace_end_bytes = call.workspace.offset_bytes + need;
-        CLA_TRY(cla_buf_check(&c, "workspace", &call.workspace, sizeof(float),
-                              out->workspace_end_bytes));
+        CLA_TRY(cla_buf_check("workspace", &call.workspace, sizeof(float),
+                              out->workspace_end_bytes, cla_context_mem_size(ctx), ctx, log));
         out->workspace_offset = (int64_t)(call.workspace.offset_bytes / sizeof(float));
     }
     CLA_TRY(check_overlaps(log, s, out));

@@ -148,7 +148,7 @@ typedef struct clattn_attention_call {
     clattn_tensor o;    ///< [batch, heads_q, len_q, dim_v], written
     clattn_mask mask;   ///< with CLATTN_FEATURE_MASK
     clattn_buf lse;     ///< float [batch, heads_q, len_q] contiguous, with CLATTN_FEATURE_LSE
-    clattn_buf workspace; ///< as clattn_plan_workspace_bytes() says; absent where that is 0
+    clattn_buf workspace; ///< clattn_plan_workspace_bytes(); may be absent where that is 0
 } clattn_attention_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.
@@ -163,10 +163,13 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 /// @param out  Receives the plan; NULL on failure. Destroy it with clattn_plan_destroy().
 /// @return CLATTN_OK
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL; a dimension or head count below 1 or over the
-///                                      limit; a negative bound; unknown enum values or bits
+///                                      limit; a negative bound; unknown enum values or bits; a
+///                                      kernel shape for an algorithm without OpenCL kernels
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_SHAPE             heads_q is not a multiple of heads_kv
-///         CLATTN_ERR_UNSUPPORTED       what is forced can't serve it, or a reserved feature
+///         CLATTN_ERR_UNSUPPORTED       what is forced can't serve it, or nothing can without the
+///                                      fallback that is forbidden, or a reserved feature
+///         CLATTN_ERR_FILE              a kernel file is missing
 ///         CLATTN_ERR_OUT_OF_MEMORY
 ///         CLATTN_ERR_FILE              a file of kernel_dir includes one that can't be read
 ///         CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL, CLATTN_ERR_SELF_TEST  how the last choice failed,
@@ -181,8 +184,8 @@ CLATTN_API clattn_status clattn_attention_plan_create(clattn_context *ctx,
 CLATTN_API void clattn_plan_destroy(clattn_plan **plan);
 
 /// Bytes of workspace a call needs, or with NULL `call` the most any call within the bounds needs.
-/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; or what is wrong with the call.
-/// Threads: any.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; or what clattn_attention_run() would
+///         say of the call, and then *bytes is not written. Threads: any.
 CLATTN_API clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
                                                      const clattn_attention_call *call,
                                                      size_t *bytes);
@@ -207,7 +210,8 @@ typedef struct clattn_plan_info {
 } clattn_plan_info;
 
 /// Fills `info`.
-/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE. Threads: any.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE for one that
+///         does not hold `algo`; one larger than this library's gets what there is. Threads: any.
 CLATTN_API clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *info);
 
 /// The n-th refusal, 0 <= n < num_refusals, as "who: why"; NULL past the end. The text lives as
@@ -220,14 +224,22 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 /// @param plan From clattn_attention_plan_create().
 /// @param call Lengths within the plan's bounds, and memory.
 /// @return CLATTN_OK                    done
-///         CLATTN_ERR_INVALID_ARGUMENT  NULL, a negative length, a non-finite scale, unknown bits
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL; a negative length; a scale that is not finite, or is
+///                                      given without its bit; unknown bits, layouts or kinds of
+///                                      buffer; reserved fields that are not 0; a host pointer or
+///                                      an offset that is not a multiple of the element size; mask
+///                                      or lse where the plan has not that feature
 ///         CLATTN_ERR_STRUCT_SIZE       call->struct_size
 ///         CLATTN_ERR_OVER_BOUND        batch, len_q or len_kv over the plan's bound
-///         CLATTN_ERR_SHAPE             a mask extent; batch * heads * length overflows
-///         CLATTN_ERR_STRIDE            a stride is negative, or elements of O overlap
-///         CLATTN_ERR_BUFFER_MISSING    q, k, v, o, mask, lse or workspace absent
-///         CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short
+///         CLATTN_ERR_SHAPE             a mask extent; batch * heads * length overflows, or len_q
+///                                      times query heads a key head is over 2^31 - 1
+///         CLATTN_ERR_STRIDE            a stride is negative or reaches beyond 64 bits, or elements
+///                                      of O overlap
+///         CLATTN_ERR_BUFFER_MISSING    q, k, v, o, mask or lse is absent or its pointer NULL; a
+///                                      cl_mem that is no buffer, or on a context without OpenCL
+///         CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short, or its offset beyond its end
 ///         CLATTN_ERR_OVERLAP           O or LSE overlaps an input or each other
+///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context than the plan's
 ///         CLATTN_ERR_UNSUPPORTED       a fault of the driver bars so many keys, and the CPU path,
 ///                                      which would take over, was ruled out; nothing was written
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
@@ -246,7 +258,8 @@ CLATTN_API clattn_status clattn_attention_run(const clattn_plan *plan,
 /// @param v   [batch, heads_kv, len_kv, dim]
 /// @param o   [batch, heads_q, len_q, dim], written
 /// @param causal Not 0 = causal, bottom-right aligned.
-/// @return as clattn_attention_plan_create() and clattn_attention_run().
+/// @return as clattn_attention_plan_create() and clattn_attention_run(), where `ctx` is NULL as
+///         clattn_context_create() too; CLATTN_ERR_INVALID_ARGUMENT also for heads_kv 0.
 /// Threads: any.
 CLATTN_API clattn_status clattn_attention_f32(clattn_context *ctx, const float *q, const float *k,
                                               const float *v, float *o, int32_t batch,

@@ -40,13 +40,15 @@ typedef enum clattn_status {
     /// non-finite scale, a NULL output pointer).
     CLATTN_ERR_INVALID_ARGUMENT = 1,
     /// Head counts, head dimensions or lengths contradict each other (heads_q not a multiple of
-    /// heads_kv, a mask extent that is neither 1 nor the tensor's).
+    /// heads_kv, a mask extent that is neither 1 nor the tensor's), or their product overflows.
     CLATTN_ERR_SHAPE = 2,
     /// A stride is negative, overflows 64 bits, or makes elements of an output overlap.
     CLATTN_ERR_STRIDE = 3,
-    /// A buffer that the description demands is absent, or its kind does not suit the call.
+    /// A buffer that the description demands is absent, its pointer is NULL, or its kind does not
+    /// suit the call: host memory where a cl_mem is demanded, a cl_mem where there is no OpenCL, a
+    /// cl_mem that is no buffer.
     CLATTN_ERR_BUFFER_MISSING = 4,
-    /// A buffer is smaller than its shape and strides reach.
+    /// A buffer is smaller than its offset, shape and strides reach.
     CLATTN_ERR_BUFFER_TOO_SMALL = 5,
     /// An output overlaps an input or another output.
     CLATTN_ERR_OVERLAP = 6,
@@ -70,7 +72,7 @@ typedef enum clattn_status {
     /// A struct_size is smaller than the first version of the struct, or larger than this
     /// library's with set bytes behind the known end.
     CLATTN_ERR_STRUCT_SIZE = 15,
-    /// Handles that do not belong together (a queue of another context or device).
+    /// Handles that do not belong together (a queue, cl_mem or event of another context or device).
     CLATTN_ERR_WRONG_CONTEXT = 16,
     /// A self-test on the device gave wrong numbers.
     CLATTN_ERR_SELF_TEST = 17,
@@ -100,11 +102,12 @@ typedef enum clattn_buf_kind {
     CLATTN_BUF_CL_MEM = 2  ///< `ptr` is a cl_mem, from the application or clattn_mem_create()
 } clattn_buf_kind;
 
-/// A piece of memory. It stays the caller's; clattn retains nothing beyond the call's work.
+/// A piece of memory. It stays the caller's; clattn retains nothing beyond the call's work. A `ptr`
+/// that is neither memory nor a live cl_mem cannot be told from one that is.
 typedef struct clattn_buf {
     int32_t kind;        ///< enum clattn_buf_kind; default CLATTN_BUF_ABSENT
     uint32_t reserved;   ///< 0
-    void *ptr;           ///< host pointer or cl_mem
+    void *ptr;           ///< host pointer, aligned to the element, or cl_mem
     size_t offset_bytes; ///< where element 0 lies; a multiple of the element size
     /// Bytes from the start of `ptr` (not from the offset) that may be used. For a cl_mem 0 means
     /// its whole size. For host memory 0 means that the size is not known and is not checked.

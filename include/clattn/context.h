@@ -26,7 +26,8 @@ enum {
     CLATTN_CONTEXT_NO_CACHE = 1u << 2
 };
 
-/// How to make a context. Zero means default for every field but struct_size.
+/// How to make a context. Zero means default for every field but struct_size. `log` is not called
+/// about a struct_size that is wrong, since then nothing says where `log` lies.
 typedef struct clattn_context_desc {
     size_t struct_size; ///< sizeof(clattn_context_desc), set by clattn_context_desc_init()
     /// Which device: NULL = $CLATTN_DEVICE, and where that is unset or empty the best one. Digits
@@ -44,7 +45,7 @@ typedef struct clattn_context_desc {
     const char *opencl_library; ///< ICD loader to open; NULL = the system's usual names
     clattn_log_fn log;      ///< receives messages; NULL = silent, unless $CLATTN_LOG is set
     void *log_user;         ///< passed to `log`
-    clattn_log_level log_level; ///< most verbose level passed on; 0 = CLATTN_LOG_WARN
+    clattn_log_level log_level; ///< most verbose level passed on, to 4; 0 = CLATTN_LOG_WARN
     /// Bound of that folder's files of clattn, bytes; the ones unused for longest go first. 0 =
     /// $CLATTN_CACHE_MAX_MIB (MiB), else 64 MiB.
     size_t cache_max_bytes;
@@ -104,14 +105,16 @@ CLATTN_API int clattn_has_opencl(void);
 /// built-in CPU path, which always exists and whose index is *count - 1.
 /// @param desc  May be NULL. `flags`, `opencl_library` and the log fields are used.
 /// @param count Receives the number, at least 1.
-/// @return CLATTN_OK, also where there is no OpenCL; CLATTN_ERR_INVALID_ARGUMENT for NULL `count`;
-///         CLATTN_ERR_STRUCT_SIZE; CLATTN_ERR_OUT_OF_MEMORY.
+/// @return CLATTN_OK, also where there is no OpenCL; CLATTN_ERR_INVALID_ARGUMENT for NULL `count`
+///         and what clattn_context_create() refuses in `desc`; CLATTN_ERR_STRUCT_SIZE;
+///         CLATTN_ERR_OUT_OF_MEMORY.
 /// Threads: any.
 CLATTN_API clattn_status clattn_device_count(const clattn_context_desc *desc, int32_t *count);
 
 /// Fills `info` with the facts of the device of this index.
-/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL `info`; CLATTN_ERR_NO_DEVICE for an
-///         index out of range; CLATTN_ERR_STRUCT_SIZE; CLATTN_ERR_OUT_OF_MEMORY.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL `info` and what clattn_context_create()
+///         refuses in `desc`; CLATTN_ERR_NO_DEVICE for an index out of range;
+///         CLATTN_ERR_STRUCT_SIZE of either struct; CLATTN_ERR_OUT_OF_MEMORY.
 /// Threads: any.
 CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc, int32_t index,
                                                 clattn_device_info *info);
@@ -126,7 +129,8 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 /// @param desc NULL = all defaults.
 /// @param out  Receives the context; NULL on failure. Destroy it with clattn_context_destroy().
 /// @return CLATTN_OK
-///         CLATTN_ERR_INVALID_ARGUMENT  NULL `out`, unknown flag bits, negative threads
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL `out`, unknown flag bits, negative threads, an
+///                                      unknown log_level, cache_dir not NULL
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector
 ///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL
@@ -151,13 +155,20 @@ CLATTN_API uint64_t clattn_context_build_count(const clattn_context *ctx);
 
 /// Allocates memory on the context's device: a cl_mem, or host memory for the built-in path.
 /// @param bytes At least 1.
-/// @param out   Receives the buffer, whose kind says what it is.
-/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT; CLATTN_ERR_OUT_OF_MEMORY; CLATTN_ERR_OPENCL.
-/// Threads: any.
+/// @param out   Receives the buffer, whose kind says what it is; absent on failure.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL or 0 bytes; CLATTN_ERR_OUT_OF_MEMORY,
+///         also for more than the device allows at once; CLATTN_ERR_OPENCL. Threads: any.
 CLATTN_API clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *out);
 
 /// Copies `bytes` from host memory to `dst` at offset_bytes. Blocks.
-/// @return as clattn_mem_create(), and CLATTN_ERR_BUFFER_TOO_SMALL. Threads: any.
+/// @return CLATTN_OK
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL; an unknown kind; a reserved field that is not 0
+///         CLATTN_ERR_BUFFER_MISSING    the buffer is absent or its pointer NULL, or it is a cl_mem
+///                                      on a context without OpenCL
+///         CLATTN_ERR_BUFFER_TOO_SMALL  offset_bytes and `bytes` reach over its end
+///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem of another context
+///         CLATTN_ERR_OUT_OF_MEMORY, CLATTN_ERR_OPENCL
+/// Threads: any.
 CLATTN_API clattn_status clattn_mem_write(clattn_context *ctx, const clattn_buf *dst,
                                           const void *src, size_t bytes);
 
@@ -173,7 +184,9 @@ CLATTN_API void clattn_mem_destroy(clattn_context *ctx, clattn_buf *buf);
 /// What clattn_context_measure() measures.
 typedef enum clattn_measure {
     CLATTN_MEASURE_FMA_F32 = 0,  ///< fused multiply-adds in registers, GFLOP/s (2 per FMA)
-    CLATTN_MEASURE_READ = 1      ///< reading `bytes` of memory once, GB/s (10^9 bytes)
+    CLATTN_MEASURE_READ = 1,     ///< reading `bytes` of memory once, GB/s (10^9 bytes)
+    /// CLATTN_MEASURE_FMA_F32 in about ten milliseconds, to be taken between other work.
+    CLATTN_MEASURE_FMA_F32_SHORT = 2
 } clattn_measure;
 
 /// Measures what a small kernel (for the built-in path: a C loop with the same threads) reaches

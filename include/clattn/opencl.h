@@ -31,8 +31,9 @@ extern "C" {
 /// @param queue      Queue for clattn_attention_run() and for trials at plan time, retained; NULL
 ///                   = clattn makes one of its own.
 /// @param out        Receives the context; NULL on failure.
-/// @return as clattn_context_create(), and CLATTN_ERR_WRONG_CONTEXT where `cl_dev` or `queue` is
-///         not of `cl_ctx`; CLATTN_ERR_NO_OPENCL in a build without OpenCL.
+/// @return as clattn_context_create(), and CLATTN_ERR_INVALID_ARGUMENT for NULL `cl_ctx` or
+///         `cl_dev`; CLATTN_ERR_WRONG_CONTEXT where `cl_dev` or `queue` is not of `cl_ctx`;
+///         CLATTN_ERR_NO_OPENCL in a build without OpenCL.
 /// Threads: any.
 CLATTN_API clattn_status clattn_context_create_opencl(const clattn_context_desc *desc,
                                                       cl_context cl_ctx, cl_device_id cl_dev,
@@ -57,9 +58,13 @@ CLATTN_API cl_device_id clattn_context_cl_device(const clattn_context *ctx);
 ///               NULL. Work of nothing (batch or len_q 0) gives an event too.
 ///
 /// @return CLATTN_OK  queued, not finished; else as clattn_attention_run(), and
-///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
-///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or a plan of the built-in CPU path
-///         On an error before the first command nothing was queued.
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL `queue`; `num_wait` without `wait` or `wait` without
+///                                      `num_wait`; an event in it is NULL
+///         CLATTN_ERR_BUFFER_MISSING    a buffer is host memory
+///         CLATTN_ERR_WRONG_CONTEXT     the queue is of another context or device, or an event or
+///                                      a cl_mem of another context
+///         CLATTN_ERR_NO_OPENCL         a build without OpenCL, or a plan of the built-in CPU path
+///         On an error before the first command nothing was queued and *done is not written.
 /// A plan that fell back to the CPU path, or was forced to it, serves cl_mem too: without blocking
 /// the caller it maps the buffers and computes on a thread of the context.
 /// Threads: one plan may be enqueued from several threads, each with its own workspace.

@@ -27,7 +27,7 @@ clattn_status cla_host_forward(const struct cla_problem *p, const struct cla_cal
 
 // What a C loop reaches with as many threads, best of several runs: GFLOP/s of FMA with the widest
 // vectors of cla_host_isa(), and GB/s of reading `bytes` bytes once. 0 if memory ran out.
-double cla_host_peak_fma(int32_t threads);
+double cla_host_peak_fma(int32_t threads, bool brief);
 double cla_host_peak_read(int32_t threads, size_t bytes);
 
 #endif // CLA_HOST_HOST_H

@@ -11,7 +11,7 @@
 #include "host/kernel.h"
 #include "util/os.h"
 
-enum { RUNS = 8 };
+enum { RUNS = 8, BRIEF_RUNS = 3 };
 
 // A run of either loop by all threads; the slowest thread counts.
 struct peak {
@@ -39,10 +39,10 @@ static double run_part(const struct peak *k, int32_t part, int32_t parts)
 }
 
 // Work per nanosecond of the best run. One run is about a millisecond or longer.
-static double best_of(const struct peak *k, int32_t threads)
+static double best_of(const struct peak *k, int32_t threads, int runs)
 {
     double best = 0.0;
-    for (int run = 0; run < RUNS; run++) {
+    for (int run = 0; run < runs; run++) {
         double work = 0.0;
         uint64_t start = 0, end = 0;
 #ifdef _OPENMP
@@ -73,10 +73,10 @@ static double best_of(const struct peak *k, int32_t threads)
     return best;
 }
 
-double cla_host_peak_fma(int32_t threads)
+double cla_host_peak_fma(int32_t threads, bool brief)
 {
     struct peak k = {.kernel = cla_host_kernels()[0], .count = 1000000};
-    return best_of(&k, cla_host_threads(threads));
+    return best_of(&k, cla_host_threads(threads), brief ? BRIEF_RUNS : RUNS);
 }
 
 double cla_host_peak_read(int32_t threads, size_t bytes)
@@ -90,7 +90,7 @@ double cla_host_peak_read(int32_t threads, size_t bytes)
     for (size_t i = 0; i < k.floats; i++)
         data[i] = 1.0f;
     k.data = data;
-    const double rate = best_of(&k, cla_host_threads(threads));
+    const double rate = best_of(&k, cla_host_threads(threads), RUNS);
     free(data);
     return rate;
 }

@@ -1,488 +1,314 @@
 // SPDX-License-Identifier: Apache-2.0
-// The invalid calls that are most likely: each has its status and a message with the field and the
-// value, leaves every byte of the output alone, and the next valid call works.
-#include <math.h>
+// Descriptions and calls on host memory that are refused, a row each.
+#include "refuse.h"
+
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-#include "compare.h"
-#include "data.h"
-#include "open_device.h"
-#include "run_case.h"
-
-enum { DIM = 16, BATCH = 2, HEADS_Q = 4, HEADS_KV = 2, LEN_Q = 3, LEN_KV = 5 };
-enum { COUNT_O = BATCH * HEADS_Q * LEN_Q * DIM, COUNT_LSE = BATCH * HEADS_Q * LEN_Q };
-
-struct fixture {
-    struct test_target *target;
-    clattn_context *ctx; // its own, whose messages are captured
-    struct log_capture log;
-    struct attn_case c;
-    struct attn_data d;
-    clattn_plan *plan;   // with mask and log-sum-exp, lengths up to 8
-    float o[COUNT_O], lse[COUNT_LSE];
-};
-
-static struct fixture fx;
-
-static clattn_attention_desc good_desc(void)
-{
-    clattn_attention_desc desc;
-    clattn_attention_desc_init(&desc, sizeof desc);
-    desc.dim_qk = DIM;
-    desc.heads_q = HEADS_Q;
-    desc.heads_kv = HEADS_KV;
-    desc.features = CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE;
-    desc.max_batch = 4;
-    desc.max_len_q = 8;
-    desc.max_len_kv = 8;
-    desc.algo = fx.target->algo;
-    desc.kernel = fx.target->kernel;
-    return desc;
-}
-
-static clattn_attention_call good_call(void)
-{
-    clattn_attention_call call =
-        case_host_call(&fx.c, fx.d.q, fx.d.k, fx.d.v, fx.d.mask, fx.o, fx.lse);
-    call.q.buf.size_bytes = COUNT_O * sizeof(float);
-    call.k.buf.size_bytes = call.v.buf.size_bytes =
-        (size_t)BATCH * HEADS_KV * LEN_KV * DIM * sizeof(float);
-    call.o.buf.size_bytes = sizeof fx.o;
-    call.lse.size_bytes = sizeof fx.lse;
-    call.mask.buf.size_bytes = (size_t)BATCH * HEADS_Q * LEN_Q * LEN_KV;
-    return call;
-}
-
-static void blank_outputs(void)
-{
-    fill_unwritten(fx.o, COUNT_O);
-    fill_unwritten(fx.lse, COUNT_LSE);
-}
-
-static void assert_untouched(const char *what)
-{
-    for (size_t n = 0; n < COUNT_O; n++)
-        if (float_bits(fx.o[n]) != UNWRITTEN_BITS)
-            fail_msg("%s: O[%zu] was written", what, n);
-    for (size_t n = 0; n < COUNT_LSE; n++)
-        if (float_bits(fx.lse[n]) != UNWRITTEN_BITS)
-            fail_msg("%s: LSE[%zu] was written", what, n);
-}
-
-static void assert_valid_works(const char *after)
-{
-    const clattn_attention_call call = good_call();
-    struct compare_report ro, rl;
-    blank_outputs();
-    const clattn_status st = clattn_attention_run(fx.plan, &call);
-    if (st != CLATTN_OK)
-        fail_msg("a valid call after %s: %s", after, clattn_status_string(st));
-    const bool good_o = compare(fx.o, fx.d.o, COUNT_O, &fx.d.tol_o, &ro);
-    if (!compare(fx.lse, fx.d.lse, COUNT_LSE, &fx.d.tol_lse, &rl) || !good_o) {
-        compare_print("O", &ro);
-        compare_print("LSE", &rl);
-        fail_msg("a valid call after %s is wrong", after);
-    }
-}
-
-// One error message, with the field and the value in it.
-static void assert_message(const char *field, const char *value)
-{
-    if (fx.log.errors != 1)
-        fail_msg("%s: %d error messages: %s", field, fx.log.errors, fx.log.text);
-    if (!strstr(fx.log.text, field) || !strstr(fx.log.text, value))
-        fail_msg("the message names not both \"%s\" and \"%s\": %s", field, value, fx.log.text);
-}
-
-static void clear_log(void)
-{
-    memset(&fx.log, 0, sizeof fx.log);
-}
-
-static void refuse_desc(const clattn_attention_desc *desc, clattn_status want, const char *field,
-                        const char *value)
-{
-    clattn_plan *plan = (clattn_plan *)(uintptr_t)1;
-    clear_log();
-    const clattn_status st = clattn_attention_plan_create(fx.ctx, desc, &plan);
-    if (st != want)
-        fail_msg("%s %s: %s, not %s", field, value, clattn_status_string(st),
-                 clattn_status_string(want));
-    assert_null(plan);
-    assert_message(field, value);
-    assert_valid_works(field);
-}
-
-static void refuse_call(const clattn_attention_call *call, clattn_status want, const char *field,
-                        const char *value)
-{
-    clear_log();
-    blank_outputs();
-    const clattn_status st = clattn_attention_run(fx.plan, call);
-    if (st != want)
-        fail_msg("%s %s: %s, not %s: %s", field, value, clattn_status_string(st),
-                 clattn_status_string(want), fx.log.text);
-    assert_untouched(field);
-    assert_message(field, value);
-    assert_valid_works(field);
-}
-
-static void drop_fixture(void)
-{
-    attn_data_free(&fx.d);
-    clattn_plan_destroy(&fx.plan);
-    clattn_context_destroy(&fx.ctx);
-    assert_null(fx.ctx);
-}
-
-// The tests of a target share a context and a plan, which no refusal may have harmed.
-static void open_fixture(struct test_target *target)
-{
-    if (fx.target == target && fx.plan) {
-        clear_log();
-        assert_valid_works("the test before");
-        return;
-    }
-    drop_fixture();
-    memset(&fx, 0, sizeof fx);
-    fx.target = target;
-    char index[16];
-    snprintf(index, sizeof index, "%d", target->device->info.index);
-    const bool builtin = target->device->info.type == CLATTN_DEVICE_BUILTIN_CPU;
-    clattn_context_desc desc;
-    clattn_context_desc_init(&desc, sizeof desc);
-    desc.device = builtin ? "cpu" : index;
-    desc.log = log_capture;
-    desc.log_user = &fx.log;
-    desc.log_level = CLATTN_LOG_ERROR;
-    assert_int_equal(clattn_context_create(&desc, &fx.ctx), CLATTN_OK);
-    fx.c = (struct attn_case){.name = "valid", .dim = DIM, .batch = BATCH, .heads_q = HEADS_Q,
-                              .heads_kv = HEADS_KV, .len_q = LEN_Q, .len_kv = LEN_KV,
-                              .mask_form = MASK_CONTIGUOUS, .seed = 99};
-    assert_true(attn_data_make(&fx.c, &fx.d));
-    const clattn_attention_desc plan = good_desc();
-    assert_int_equal(clattn_attention_plan_create(fx.ctx, &plan, &fx.plan), CLATTN_OK);
-    assert_valid_works("nothing");
-    assert_int_equal(fx.log.errors, 0);
-}
+#define UNSUPPORTED CLATTN_ERR_UNSUPPORTED
+#define SHAPE CLATTN_ERR_SHAPE
+#define STRIDE CLATTN_ERR_STRIDE
+#define MISSING CLATTN_ERR_BUFFER_MISSING
+#define TOO_SMALL CLATTN_ERR_BUFFER_TOO_SMALL
+#define OVERLAP CLATTN_ERR_OVERLAP
+#define OVER_BOUND CLATTN_ERR_OVER_BOUND
+#define STRUCT_SIZE CLATTN_ERR_STRUCT_SIZE
 
 // ---- descriptions -------------------------------------------------------------------------------
 
-static void test_desc_shapes(void **state)
+static const struct refusal desc_rows[] = {
+    {"no query heads", INVALID, {"heads_q is 0"}, {DESC(heads_q, 0)}, ANYWHERE},
+    {"negative query heads", INVALID, {"heads_q is -4"}, {DESC(heads_q, -4)}, ANYWHERE},
+    {"negative key heads", INVALID, {"heads_kv is -2"}, {DESC(heads_kv, -2)}, ANYWHERE},
+    {"heads not divisible", SHAPE, {"heads_q 12", "heads_kv 5"},
+     {DESC(heads_q, 12), DESC(heads_kv, 5)}, ANYWHERE},
+    {"more key heads than query heads", SHAPE, {"heads_q 4", "heads_kv 8"}, {DESC(heads_kv, 8)},
+     ANYWHERE},
+    {"no channels", INVALID, {"dim_qk is 0"}, {DESC(dim_qk, 0)}, ANYWHERE},
+    {"negative channels", INVALID, {"dim_qk is -16"}, {DESC(dim_qk, -16)}, ANYWHERE},
+    {"one channel too many", INVALID, {"dim_qk is 257"}, {DESC(dim_qk, 257)}, ANYWHERE},
+    {"negative channels of V", INVALID, {"dim_v is -1"}, {DESC(dim_v, -1)}, ANYWHERE},
+    {"too many channels of V", INVALID, {"dim_v is 300"}, {DESC(dim_v, 300)}, ANYWHERE},
+    {"V of other channels", UNSUPPORTED, {"dim_v 8", "dim_qk 16"}, {DESC(dim_v, 8)}, ANYWHERE},
+    {"negative bound of the batch", INVALID, {"max_batch -1"}, {DESC(max_batch, -1)}, ANYWHERE},
+    {"negative bound of queries", INVALID, {"max_len_q -2"}, {DESC(max_len_q, -2)}, ANYWHERE},
+    {"negative bound of keys", INVALID, {"max_len_kv -3"}, {DESC(max_len_kv, -3)}, ANYWHERE},
+    {"unknown feature", INVALID, {"features has", "0x40000000"}, {DESC(features, 1 << 30)},
+     ANYWHERE},
+    {"unknown flag", INVALID, {"flags has", "0x200"}, {DESC(flags, 1 << 9)}, ANYWHERE},
+    {"unknown alignment", INVALID, {"align is 2"}, {DESC(align, 2)}, ANYWHERE},
+    {"negative alignment", INVALID, {"align is -1"}, {DESC(align, -1)}, ANYWHERE},
+    {"unknown algorithm", INVALID, {"algo is 99"}, {DESC(algo, 99)}, ANYWHERE},
+    {"negative algorithm", INVALID, {"algo is -1"}, {DESC(algo, -1)}, ANYWHERE},
+    {"unknown kernel", INVALID, {"kernel is 3"}, {DESC(kernel, 3)}, ANYWHERE},
+    {"unknown precision", INVALID, {"precision is 2"}, {DESC(precision, 2)}, ANYWHERE},
+    {"unknown type of Q", INVALID, {"dtype_q is -1"}, {DESC(dtype_q, -1)}, ANYWHERE},
+    {"unknown type of K and V", INVALID, {"dtype_kv is 44"}, {DESC(dtype_kv, 44)}, ANYWHERE},
+    {"unknown type of O", INVALID, {"dtype_o is 4"}, {DESC(dtype_o, 4)}, ANYWHERE},
+    {"reserved types", UNSUPPORTED, {"dtype_q 1", "dtype_o 1"},
+     {DESC(dtype_q, CLATTN_DTYPE_F16), DESC(dtype_kv, CLATTN_DTYPE_F16),
+      DESC(dtype_o, CLATTN_DTYPE_F16)}, ANYWHERE},
+    {"mixed types", UNSUPPORTED, {"dtype_kv 3"}, {DESC(dtype_kv, CLATTN_DTYPE_I8)}, ANYWHERE},
+    {"backward", UNSUPPORTED, {"direction is 1"}, {DESC(direction, 1)}, ANYWHERE},
+    {"dropout", UNSUPPORTED, {"dropout_p is 0.5"}, {DESC(dropout_p, 0x3f000000)}, ANYWHERE},
+    {"dropout of NaN", UNSUPPORTED, {"dropout_p is nan"}, {DESC(dropout_p, NAN_BITS)}, ANYWHERE},
+    {"kernel shape for the CPU path", INVALID, {"kernel is 1", "algo 2"},
+     {DESC(algo, CLATTN_ALGO_HOST), DESC(kernel, CLATTN_KERNEL_GROUP)}, ANYWHERE},
+    {"kernel shape for the reference", INVALID, {"kernel is 2", "algo 3"},
+     {DESC(algo, CLATTN_ALGO_REFERENCE), DESC(kernel, CLATTN_KERNEL_VECTOR)}, ANYWHERE},
+    {"fused on the CPU path's device", UNSUPPORTED, {"fused", "CPU path"},
+     {DESC(algo, CLATTN_ALGO_FUSED)}, ON_BUILTIN},
+    {"kernel shape on the CPU path's device", UNSUPPORTED, {"host", "kernel shape is forced"},
+     {DESC(algo, CLATTN_ALGO_AUTO), DESC(kernel, CLATTN_KERNEL_VECTOR)}, ON_BUILTIN},
+    {"no struct size", STRUCT_SIZE, {"clattn_attention_desc.struct_size is 0"},
+     {DESC(struct_size, 0)}, ANYWHERE},
+    {"struct size of less than the first version", STRUCT_SIZE,
+     {"clattn_attention_desc.struct_size is"},
+     {DESC(struct_size, sizeof(clattn_attention_desc) - 1)}, ANYWHERE},
+    {"wild struct size", STRUCT_SIZE, {"struct_size is 65537"}, {DESC(struct_size, 65537)},
+     ANYWHERE},
+};
+
+static void test_descs(void **state)
 {
-    open_fixture(*state);
-    clattn_attention_desc d = good_desc();
-    d.heads_q = 12;
-    d.heads_kv = 5;
-    refuse_desc(&d, CLATTN_ERR_SHAPE, "heads_q 12", "heads_kv 5");
-    d = good_desc();
-    d.heads_q = 0;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "heads_q", "0");
-    d = good_desc();
-    d.heads_kv = -2;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "heads_kv", "-2");
-    d = good_desc();
-    d.dim_qk = 0;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "dim_qk", "0");
-    d = good_desc();
-    d.dim_qk = 257;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "dim_qk", "257");
-    d = good_desc();
-    d.max_len_kv = -4;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "max_len_kv", "-4");
+    fixture_open(*state);
+    refuse_descs(ROWS(desc_rows));
 }
 
-static void test_desc_unknown(void **state)
+// A newer caller whose additional fields are zero is served, one that sets them is not.
+static void test_newer_structs(void **state)
 {
-    open_fixture(*state);
-    clattn_attention_desc d = good_desc();
-    d.features |= 1u << 30;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "features", "0x40000000");
-    d = good_desc();
-    d.flags = 1u << 9;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "flags", "0x200");
-    d = good_desc();
-    d.align = 2;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "align", "2");
-    d = good_desc();
-    d.algo = 99;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "algo", "99");
-    d = good_desc();
-    d.kernel = -1;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "kernel", "-1");
-    d = good_desc();
-    d.dtype_kv = 44;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "dtype_kv", "44");
-}
-
-static void test_desc_unsupported(void **state)
-{
-    open_fixture(*state);
-    clattn_attention_desc d = good_desc();
-    d.dtype_q = d.dtype_kv = d.dtype_o = CLATTN_DTYPE_F16;
-    refuse_desc(&d, CLATTN_ERR_UNSUPPORTED, "dtype_q", "1");
-    d = good_desc();
-    d.dim_v = 8;
-    refuse_desc(&d, CLATTN_ERR_UNSUPPORTED, "dim_v", "8");
-    d = good_desc();
-    d.direction = 1;
-    refuse_desc(&d, CLATTN_ERR_UNSUPPORTED, "direction", "1");
-    d = good_desc();
-    d.dropout_p = 0.25f;
-    refuse_desc(&d, CLATTN_ERR_UNSUPPORTED, "dropout_p", "0.25");
-    if (fx.target->device->info.type == CLATTN_DEVICE_BUILTIN_CPU) {
-        // Forced to what this device cannot do: no other algorithm takes its place.
-        d = good_desc();
-        d.algo = CLATTN_ALGO_FUSED;
-        d.kernel = CLATTN_KERNEL_GROUP;
-        refuse_desc(&d, CLATTN_ERR_UNSUPPORTED, "fused", "CPU path");
-        d.algo = CLATTN_ALGO_AUTO;
-        d.kernel = CLATTN_KERNEL_VECTOR;
-        refuse_desc(&d, CLATTN_ERR_UNSUPPORTED, "kernel", "forced");
-    }
-}
-
-static void test_struct_sizes(void **state)
-{
-    open_fixture(*state);
-    clattn_attention_desc d = good_desc();
-    d.struct_size = 0;
-    refuse_desc(&d, CLATTN_ERR_STRUCT_SIZE, "struct_size", "0");
-    d.struct_size = sizeof d - 1;
-    refuse_desc(&d, CLATTN_ERR_STRUCT_SIZE, "clattn_attention_desc", "struct_size");
-
-    // A newer caller whose additional fields are zero is served, one that sets them is not.
+    fixture_open(*state);
+    static const char *const desc_says[] = {"clattn_attention_desc.struct_size is", "is set"};
+    static const char *const call_says[] = {"clattn_attention_call.struct_size is", "is set"};
     struct {
         clattn_attention_desc desc;
         unsigned char more[24];
-    } longer;
-    memset(&longer, 0, sizeof longer);
-    longer.desc = good_desc();
-    longer.desc.struct_size = sizeof longer;
+    } desc;
+    struct {
+        clattn_attention_call call;
+        unsigned char more[24];
+    } call;
+    memset(&desc, 0, sizeof desc);
+    memset(&call, 0, sizeof call);
+    desc.desc = good_desc();
+    desc.desc.struct_size = sizeof desc;
     clattn_plan *plan = NULL;
-    assert_int_equal(clattn_attention_plan_create(fx.ctx, &longer.desc, &plan), CLATTN_OK);
+    assert_int_equal(clattn_attention_plan_create(fx.ctx, &desc.desc, &plan), CLATTN_OK);
     clattn_plan_destroy(&plan);
-    longer.more[20] = 1;
-    refuse_desc(&longer.desc, CLATTN_ERR_STRUCT_SIZE, "struct_size", "byte");
-
-    clattn_attention_call call = good_call();
-    call.struct_size = 8;
-    refuse_call(&call, CLATTN_ERR_STRUCT_SIZE, "clattn_attention_call", "8");
-    clattn_plan_info info = {.struct_size = 4};
-    assert_int_equal(clattn_plan_get_info(fx.plan, &info), CLATTN_ERR_STRUCT_SIZE);
-    clattn_device_info device = {.struct_size = 4};
-    assert_int_equal(clattn_context_get_device_info(fx.ctx, &device), CLATTN_ERR_STRUCT_SIZE);
+    desc.more[20] = 1;
+    clear_log();
+    assert_refused("newer description",
+                   clattn_attention_plan_create(fx.ctx, &desc.desc, &plan), STRUCT_SIZE, desc_says);
+    assert_null(plan);
+    call.call = good_call();
+    call.call.struct_size = sizeof call;
+    assert_int_equal(clattn_attention_run(fx.plan, &call.call), CLATTN_OK);
+    call.more[0] = 1;
+    clear_log();
+    blank_outputs();
+    assert_refused("newer call", clattn_attention_run(fx.plan, &call.call), STRUCT_SIZE, call_says);
+    assert_untouched("newer call");
+    assert_valid_works("newer structs");
 }
 
 // ---- calls --------------------------------------------------------------------------------------
 
-static void test_call_numbers(void **state)
+static const struct refusal number_rows[] = {
+    {"negative batch", INVALID, {"batch is -3"}, {CALL(batch, -3)}, ANYWHERE},
+    {"negative queries", INVALID, {"len_q is -1"}, {CALL(len_q, -1)}, ANYWHERE},
+    {"negative keys", INVALID, {"len_kv is -2147483648"}, {CALL(len_kv, INT32_MIN)}, ANYWHERE},
+    {"batch over the bound", OVER_BOUND, {"batch is 5", "bound is 4"}, {CALL(batch, 5)}, ANYWHERE},
+    {"queries over the bound", OVER_BOUND, {"len_q is 9", "bound is 8"}, {CALL(len_q, 9)},
+     ANYWHERE},
+    {"keys over the bound", OVER_BOUND, {"len_kv is 9", "bound is 8"}, {CALL(len_kv, 9)},
+     ANYWHERE},
+    {"scale of NaN", INVALID, {"scale is nan"},
+     {CALL(set, CLATTN_SET_SCALE), CALL(scale, NAN_BITS)}, ANYWHERE},
+    {"scale of infinity", INVALID, {"scale is inf"},
+     {CALL(set, CLATTN_SET_SCALE), CALL(scale, INFINITY_BITS)}, ANYWHERE},
+    {"scale of minus infinity", INVALID, {"scale is -inf"},
+     {CALL(set, CLATTN_SET_SCALE), CALL(scale, MINUS_INFINITY_BITS)}, ANYWHERE},
+    {"scale without its bit", INVALID, {"scale is 0.5", "CLATTN_SET_SCALE"},
+     {CALL(scale, 0x3f000000)}, ANYWHERE},
+    {"unknown set bit", INVALID, {"call.set has", "0x100"}, {CALL(set, 1 << 8)}, ANYWHERE},
+    {"reserved word", INVALID, {"call.reserved has", "0x1"}, {CALL(reserved, 1)}, ANYWHERE},
+    {"call's struct size", STRUCT_SIZE, {"clattn_attention_call.struct_size is 8"},
+     {CALL(struct_size, 8)}, ANYWHERE},
+    {"rows over 2^31", SHAPE, {"len_q 2147483647", "2 query heads"}, {CALL(len_q, INT32_MAX)},
+     WIDE_PLAN},
+    {"Q overflows", SHAPE, {"q: extents 2147483647 x 4 x 1073741823 overflow"},
+     {CALL(batch, INT32_MAX), CALL(len_q, 1073741823)}, WIDE_PLAN},
+    {"K overflows", SHAPE, {"k: extents 2147483647 x 2 x 2147483647 overflow"},
+     {CALL(batch, INT32_MAX), CALL(len_q, 1), CALL(len_kv, INT32_MAX), CALL(q.buf.size_bytes, 0)},
+     WIDE_PLAN},
+};
+
+static const struct refusal buffer_rows[] = {
+    {"Q absent", MISSING, {"q is absent", "kind 0"}, {CALL(q.buf.kind, 0)}, ANYWHERE},
+    {"K without pointer", MISSING, {"k is absent", "ptr NULL"}, {CALL(k.buf.ptr, 0)}, ANYWHERE},
+    {"V without pointer", MISSING, {"v is absent", "ptr NULL"}, {CALL(v.buf.ptr, 0)}, ANYWHERE},
+    {"O absent", MISSING, {"o is absent", "kind 0"}, {CALL(o.buf.kind, 0)}, ANYWHERE},
+    {"mask absent", MISSING, {"mask is absent", "kind 0"}, {CALL(mask.buf.kind, 0)}, ANYWHERE},
+    {"LSE absent", MISSING, {"lse is absent", "kind 0"}, {CALL(lse.kind, 0)}, ANYWHERE},
+    {"unknown kind", INVALID, {"o.buf.kind is 77"}, {CALL(o.buf.kind, 77)}, ANYWHERE},
+    {"negative kind", INVALID, {"lse.buf.kind is -1"}, {CALL(lse.kind, -1)}, ANYWHERE},
+    {"reserved word of a buffer", INVALID, {"v.buf.reserved is 6"}, {CALL(v.buf.reserved, 6)},
+     ANYWHERE},
+    {"reserved word of a tensor", INVALID, {"k.reserved is 3"}, {CALL(k.reserved, 3)}, ANYWHERE},
+    {"reserved word of the mask", INVALID, {"mask.reserved is 2"}, {CALL(mask.reserved, 2)},
+     ANYWHERE},
+    {"Q short", TOO_SMALL, {"q needs 1536", "has 1535"}, {CALL_ADD(q.buf.size_bytes, -1)},
+     ANYWHERE},
+    {"K short", TOO_SMALL, {"k needs 1280", "has 1279"}, {CALL_ADD(k.buf.size_bytes, -1)},
+     ANYWHERE},
+    {"V short", TOO_SMALL, {"v needs 1280", "has 4"}, {CALL(v.buf.size_bytes, 4)}, ANYWHERE},
+    {"O short", TOO_SMALL, {"o needs 1536", "has 1532"}, {CALL_ADD(o.buf.size_bytes, -4)},
+     ANYWHERE},
+    {"mask short", TOO_SMALL, {"mask needs 120", "has 119"}, {CALL(mask.buf.size_bytes, 119)},
+     ANYWHERE},
+    {"LSE short", TOO_SMALL, {"lse needs 96", "has 95"}, {CALL(lse.size_bytes, 95)}, ANYWHERE},
+    {"LSE pushed over its end", TOO_SMALL, {"lse needs 100", "has 96"}, {CALL(lse.offset_bytes, 4)},
+     ANYWHERE},
+    {"offset behind the end", TOO_SMALL, {"k needs 1284", "has 1280"},
+     {CALL(k.buf.offset_bytes, 4)}, ANYWHERE},
+    {"offset far behind the end", TOO_SMALL, {"o needs 1073743360", "has 1536"},
+     {CALL(o.buf.offset_bytes, 1 << 30)}, ANYWHERE},
+    {"offset over the address space", TOO_SMALL, {"q.buf.offset_bytes is 18446744073709551612"},
+     {CALL(q.buf.offset_bytes, -4), CALL(q.buf.size_bytes, 0)}, ANYWHERE},
+    {"odd offset of Q", INVALID, {"q.buf.offset_bytes is 2"}, {CALL(q.buf.offset_bytes, 2)},
+     ANYWHERE},
+    {"odd offset of LSE", INVALID, {"lse.buf.offset_bytes is 3"}, {CALL(lse.offset_bytes, 3)},
+     ANYWHERE},
+    {"odd pointer of K", INVALID, {"k.buf.ptr", "not aligned"}, {CALL_ADD(k.buf.ptr, 1)}, ANYWHERE},
+    {"odd pointer of O", INVALID, {"o.buf.ptr", "4 bytes"}, {CALL_ADD(o.buf.ptr, 2)}, ANYWHERE},
+    {"cl_mem on the CPU path's device", MISSING, {"k.buf.kind is 2", "no OpenCL device"},
+     {CALL(k.buf.kind, CLATTN_BUF_CL_MEM)}, ON_BUILTIN},
+    {"cl_mem mask on the CPU path's device", MISSING, {"mask.buf.kind is 2", "no OpenCL device"},
+     {CALL(mask.buf.kind, CLATTN_BUF_CL_MEM)}, ON_BUILTIN},
+    {"unknown kind of workspace", INVALID, {"workspace.buf.kind is 5"}, {CALL(workspace.kind, 5)},
+     ANYWHERE},
+    {"workspace without pointer", MISSING, {"workspace is absent", "kind 1"},
+     {CALL(workspace.kind, CLATTN_BUF_HOST)}, ANYWHERE},
+};
+
+// A strided tensor of the valid shape, to be spoilt in one stride.
+#define STRIDED(t, heads, len)                                                                     \
+    CALL(t.layout, CLATTN_LAYOUT_STRIDED), CALL(t.stride_batch, (heads) * (len) * DIM)
+
+static const struct refusal stride_rows[] = {
+    {"rows of O overlap", STRIDE, {"o: stride 15 of axis 2", "16 elements"},
+     {STRIDED(o, HEADS_Q, LEN_Q), CALL(o.stride_head, LEN_Q * DIM), CALL(o.stride_seq, DIM - 1)},
+     ANYWHERE},
+    {"O broadcast over heads", STRIDE, {"o: stride 0 of axis 1"},
+     {STRIDED(o, HEADS_Q, LEN_Q), CALL(o.stride_seq, DIM)}, ANYWHERE},
+    {"batches of O overlap", STRIDE, {"o: stride 191 of axis 0", "192 elements"},
+     {CALL(o.layout, CLATTN_LAYOUT_STRIDED), CALL(o.stride_batch, HEADS_Q * LEN_Q * DIM - 1),
+      CALL(o.stride_head, LEN_Q * DIM), CALL(o.stride_seq, DIM)}, ANYWHERE},
+    {"negative stride of rows", STRIDE, {"k: stride -16 of axis 2"},
+     {STRIDED(k, HEADS_KV, LEN_KV), CALL(k.stride_seq, -DIM)}, ANYWHERE},
+    {"negative stride of heads", STRIDE, {"q: stride -1 of axis 1"},
+     {STRIDED(q, HEADS_Q, LEN_Q), CALL(q.stride_head, -1)}, ANYWHERE},
+    {"stride of K overflows", STRIDE, {"k: strides 160 x 0 x 4611686018427387903 overflow"},
+     {STRIDED(k, HEADS_KV, LEN_KV), CALL(k.stride_seq, INT64_MAX / 2)}, ANYWHERE},
+    {"stride of O overflows", STRIDE, {"o: strides 9223372036854775807 x 0 x 0 overflow"},
+     {CALL(o.layout, CLATTN_LAYOUT_STRIDED), CALL(o.stride_batch, INT64_MAX)}, ANYWHERE},
+    {"strides reach over the end", TOO_SMALL, {"v needs 1344", "has 1280"},
+     {STRIDED(v, HEADS_KV, LEN_KV), CALL(v.stride_head, LEN_KV * DIM + DIM),
+      CALL(v.stride_seq, DIM)}, ANYWHERE},
+    {"unknown layout", INVALID, {"v.layout is 7"}, {CALL(v.layout, 7)}, ANYWHERE},
+    {"negative layout", INVALID, {"o.layout is -1"}, {CALL(o.layout, -1)}, ANYWHERE},
+    {"unknown layout of the mask", INVALID, {"mask.layout is 1"}, {CALL(mask.layout, 1)}, ANYWHERE},
+    {"mask of another length", SHAPE, {"mask.extent[3] (key) is 4", "neither 1 nor 5"},
+     {CALL(mask.extent[3], 4)}, ANYWHERE},
+    {"negative extent of the mask", SHAPE, {"mask.extent[0] (batch) is -1"},
+     {CALL(mask.extent[0], -1)}, ANYWHERE},
+    {"negative stride of the mask", STRIDE, {"mask.stride[2] (query) is -5"},
+     {CALL(mask.layout, CLATTN_LAYOUT_STRIDED), CALL(mask.stride[2], -5)}, ANYWHERE},
+    {"stride of the mask overflows", STRIDE, {"mask: strides 0 x 9223372036854775807 x 0 x 0"},
+     {CALL(mask.layout, CLATTN_LAYOUT_STRIDED), CALL(mask.stride[1], INT64_MAX)}, ANYWHERE},
+};
+
+// O and LSE are where inputs lie only in what the call says: nothing is lost if they are written.
+static const struct refusal overlap_rows[] = {
+    {"O over Q", OVERLAP, {"o (bytes 0 to 1536)", "q (bytes 0 to 1536)"},
+     {CALL_COPY(q.buf, o.buf)}, ANYWHERE},
+    {"O over the start of V", OVERLAP, {"o (bytes", "v (bytes"},
+     {CALL_COPY(v.buf.ptr, o.buf.ptr), CALL_ADD(v.buf.ptr, COUNT_O * 4 - 4)}, ANYWHERE},
+    {"O over the end of K", OVERLAP, {"o (bytes", "k (bytes"},
+     {CALL_COPY(k.buf.ptr, o.buf.ptr), CALL_ADD(k.buf.ptr, 4 - COUNT_KV * 4)}, ANYWHERE},
+    {"O over LSE", OVERLAP, {"o (bytes", "lse (bytes"}, {CALL_COPY(lse.ptr, o.buf.ptr)}, ANYWHERE},
+    {"LSE over Q", OVERLAP, {"lse (bytes", "q (bytes"}, {CALL_COPY(q.buf.ptr, lse.ptr)}, ANYWHERE},
+    {"O over the mask", OVERLAP, {"o (bytes", "mask (bytes"},
+     {CALL_COPY(mask.buf.ptr, o.buf.ptr), CALL_ADD(mask.buf.ptr, COUNT_O * 4 - 1)}, ANYWHERE},
+    {"LSE over the mask by its offset", OVERLAP, {"lse (bytes 0 to 96)", "mask (bytes 1000 to"},
+     {CALL_COPY(mask.buf.ptr, lse.ptr), CALL_ADD(mask.buf.ptr, -1000 + 95),
+      CALL(mask.buf.offset_bytes, 1000), CALL(mask.buf.size_bytes, 0)}, ANYWHERE},
+};
+
+static void test_numbers(void **state)
 {
-    open_fixture(*state);
-    clattn_attention_call call = good_call();
-    call.len_q = -1;
-    refuse_call(&call, CLATTN_ERR_INVALID_ARGUMENT, "len_q", "-1");
-    call = good_call();
-    call.batch = -3;
-    refuse_call(&call, CLATTN_ERR_INVALID_ARGUMENT, "batch", "-3");
-    static const float scales[] = {NAN, INFINITY, -INFINITY};
-    static const char *const texts[] = {"nan", "inf", "-inf"};
-    for (int n = 0; n < 3; n++) {
-        call = good_call();
-        call.set = CLATTN_SET_SCALE;
-        call.scale = scales[n];
-        refuse_call(&call, CLATTN_ERR_INVALID_ARGUMENT, "scale", texts[n]);
-    }
-    call = good_call();
-    call.set = 1u << 8;
-    refuse_call(&call, CLATTN_ERR_INVALID_ARGUMENT, "set", "0x100");
-    call = good_call();
-    call.len_kv = 9;
-    refuse_call(&call, CLATTN_ERR_OVER_BOUND, "len_kv is 9", "8");
-    call = good_call();
-    call.len_q = 10;
-    refuse_call(&call, CLATTN_ERR_OVER_BOUND, "len_q is 10", "8");
-    call = good_call();
-    call.batch = 5;
-    refuse_call(&call, CLATTN_ERR_OVER_BOUND, "batch is 5", "4");
+    fixture_open(*state);
+    refuse_calls(ROWS(number_rows));
 }
 
-static void test_call_buffers(void **state)
+static void test_buffers(void **state)
 {
-    open_fixture(*state);
-    clattn_attention_call call = good_call();
-    call.k.buf.ptr = NULL;
-    refuse_call(&call, CLATTN_ERR_BUFFER_MISSING, "k", "NULL");
-    call = good_call();
-    call.q.buf = clattn_host_buf(NULL, 0);
-    refuse_call(&call, CLATTN_ERR_BUFFER_MISSING, "q", "absent");
-    call = good_call();
-    call.mask.buf = clattn_host_buf(NULL, 0);
-    refuse_call(&call, CLATTN_ERR_BUFFER_MISSING, "mask", "absent");
-    call = good_call();
-    call.lse = clattn_host_buf(NULL, 0);
-    refuse_call(&call, CLATTN_ERR_BUFFER_MISSING, "lse", "absent");
-    call = good_call();
-    call.o.buf.kind = 77;
-    refuse_call(&call, CLATTN_ERR_INVALID_ARGUMENT, "o.buf.kind", "77");
-    call = good_call();
-    call.v.buf.size_bytes--; // 1280 bytes are needed
-    refuse_call(&call, CLATTN_ERR_BUFFER_TOO_SMALL, "v needs 1280", "1279");
-    call = good_call();
-    call.lse.offset_bytes = 4;
-    refuse_call(&call, CLATTN_ERR_BUFFER_TOO_SMALL, "lse needs 100", "96");
-    call = good_call();
-    call.mask.buf.size_bytes = 119;
-    refuse_call(&call, CLATTN_ERR_BUFFER_TOO_SMALL, "mask needs 120", "119");
-    call = good_call();
-    call.q.buf.offset_bytes = 2;
-    refuse_call(&call, CLATTN_ERR_INVALID_ARGUMENT, "q", "2");
-    if (fx.target->device->info.type == CLATTN_DEVICE_BUILTIN_CPU) {
-        call = good_call();
-        call.k.buf.kind = CLATTN_BUF_CL_MEM;
-        refuse_call(&call, CLATTN_ERR_BUFFER_MISSING, "k", "cl_mem");
-    }
+    fixture_open(*state);
+    refuse_calls(ROWS(buffer_rows));
 }
 
-static void test_call_strides(void **state)
+static void test_strides(void **state)
 {
-    open_fixture(*state);
-    clattn_attention_call call = good_call();
-    call.o.layout = CLATTN_LAYOUT_STRIDED;
-    call.o.stride_batch = HEADS_Q * LEN_Q * DIM;
-    call.o.stride_head = LEN_Q * DIM;
-    call.o.stride_seq = DIM - 1;
-    refuse_call(&call, CLATTN_ERR_STRIDE, "o", "15");
-    call.o.stride_seq = DIM;
-    call.o.stride_head = 0; // a broadcast output
-    refuse_call(&call, CLATTN_ERR_STRIDE, "o", "0");
-    call = good_call();
-    call.k.layout = CLATTN_LAYOUT_STRIDED;
-    call.k.stride_batch = call.k.stride_head = LEN_KV * DIM;
-    call.k.stride_seq = -DIM;
-    refuse_call(&call, CLATTN_ERR_STRIDE, "k", "-16");
-    call.k.stride_seq = INT64_MAX / 2;
-    refuse_call(&call, CLATTN_ERR_STRIDE, "k", "overflow");
-    call = good_call();
-    call.v.layout = 7;
-    refuse_call(&call, CLATTN_ERR_INVALID_ARGUMENT, "v.layout", "7");
-    call = good_call();
-    call.mask.extent[3] = 4;
-    refuse_call(&call, CLATTN_ERR_SHAPE, "mask.extent[3]", "4");
-    call = good_call();
-    call.mask.layout = CLATTN_LAYOUT_STRIDED;
-    call.mask.stride[2] = -5;
-    refuse_call(&call, CLATTN_ERR_STRIDE, "mask.stride[2]", "-5");
+    fixture_open(*state);
+    refuse_calls(ROWS(stride_rows));
 }
 
-static void test_call_overlaps(void **state)
+static void test_overlaps(void **state)
 {
-    open_fixture(*state);
-    // O over Q, over the end of V, and over LSE. The memory is O's, so that nothing is lost if it
-    // is written after all.
-    clattn_attention_call call = good_call();
-    call.q.buf = call.o.buf;
-    refuse_call(&call, CLATTN_ERR_OVERLAP, "o (bytes", "q (bytes");
-    call = good_call();
-    call.v.buf.ptr = fx.o + COUNT_O - 1;
-    refuse_call(&call, CLATTN_ERR_OVERLAP, "o (bytes", "v (bytes");
-    call = good_call();
-    call.lse.ptr = fx.o;
-    refuse_call(&call, CLATTN_ERR_OVERLAP, "o (bytes", "lse (bytes");
+    fixture_open(*state);
+    refuse_calls(ROWS(overlap_rows));
 }
 
-static void test_null_handles(void **state)
+// Memory for what the plan was made without.
+static void test_not_of_the_plan(void **state)
 {
-    open_fixture(*state);
-    const clattn_attention_desc desc = good_desc();
-    const clattn_attention_call call = good_call();
+    fixture_open(*state);
+    static const char *const mask_says[] = {"mask is given", "CLATTN_FEATURE_MASK"};
+    static const char *const lse_says[] = {"lse is given", "CLATTN_FEATURE_LSE"};
+    clattn_attention_desc desc = good_desc();
+    desc.features = 0;
     clattn_plan *plan = NULL;
-    size_t bytes = 0;
+    assert_int_equal(clattn_attention_plan_create(fx.ctx, &desc, &plan), CLATTN_OK);
+    clattn_attention_call call = good_call();
     blank_outputs();
-    assert_int_equal(clattn_attention_plan_create(NULL, &desc, &plan), CLATTN_ERR_INVALID_ARGUMENT);
-    assert_int_equal(clattn_attention_plan_create(fx.ctx, NULL, &plan),
-                     CLATTN_ERR_INVALID_ARGUMENT);
-    assert_int_equal(clattn_attention_plan_create(fx.ctx, &desc, NULL),
-                     CLATTN_ERR_INVALID_ARGUMENT);
-    assert_int_equal(clattn_attention_run(NULL, &call), CLATTN_ERR_INVALID_ARGUMENT);
-    assert_int_equal(clattn_attention_run(fx.plan, NULL), CLATTN_ERR_INVALID_ARGUMENT);
-    assert_int_equal(clattn_plan_workspace_bytes(NULL, &call, &bytes), CLATTN_ERR_INVALID_ARGUMENT);
-    assert_int_equal(clattn_plan_workspace_bytes(fx.plan, &call, NULL),
-                     CLATTN_ERR_INVALID_ARGUMENT);
-    assert_int_equal(clattn_plan_workspace_bytes(fx.plan, NULL, &bytes), CLATTN_OK);
-    assert_int_equal(clattn_plan_get_info(fx.plan, NULL), CLATTN_ERR_INVALID_ARGUMENT);
-    assert_null(clattn_plan_get_refusal(fx.plan, -1));
-    assert_int_equal(clattn_context_create(NULL, NULL), CLATTN_ERR_INVALID_ARGUMENT);
-    clattn_plan_destroy(NULL);
+    clear_log();
+    assert_refused("mask not asked for", clattn_attention_run(plan, &call), INVALID, mask_says);
+    call.mask.buf = clattn_host_buf(NULL, 0);
+    clear_log();
+    assert_refused("LSE not asked for", clattn_attention_run(plan, &call), INVALID, lse_says);
+    assert_untouched("not of the plan");
     clattn_plan_destroy(&plan);
-    clattn_context_destroy(NULL);
-    assert_untouched("NULL handles");
-    assert_valid_works("NULL handles");
-}
-
-static void test_contexts(void **state)
-{
-    open_fixture(*state);
-    clattn_context_desc desc;
-    clattn_context *ctx = (clattn_context *)(uintptr_t)1;
-    static const struct {
-        const char *device;
-        uint32_t flags;
-        int32_t threads;
-        clattn_status want;
-        const char *text;
-    } rows[] = {
-        {"99", 0, 0, CLATTN_ERR_NO_DEVICE, "99"},
-        {"no such device", 0, 0, CLATTN_ERR_NO_DEVICE, "no such device"},
-        {"cpu", 1u << 20, 0, CLATTN_ERR_INVALID_ARGUMENT, "flags"},
-        {"cpu", 0, -1, CLATTN_ERR_INVALID_ARGUMENT, "threads"},
-    };
-    for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
-        clattn_context_desc_init(&desc, sizeof desc);
-        desc.device = rows[n].device;
-        desc.flags = rows[n].flags;
-        desc.threads = rows[n].threads;
-        desc.log = log_capture;
-        desc.log_user = &fx.log;
-        clear_log();
-        const clattn_status st = clattn_context_create(&desc, &ctx);
-        const bool no_opencl = fx.target->device->info.type == CLATTN_DEVICE_BUILTIN_CPU &&
-                               st == CLATTN_ERR_NO_OPENCL && n < 2;
-        if (st != rows[n].want && !no_opencl)
-            fail_msg("device \"%s\", flags %u, threads %d: %s", rows[n].device, rows[n].flags,
-                     rows[n].threads, clattn_status_string(st));
-        assert_null(ctx);
-        assert_message(rows[n].text, rows[n].text);
-        ctx = (clattn_context *)(uintptr_t)1;
-    }
-    clattn_context_desc_init(&desc, sizeof desc);
-    desc.struct_size = 5;
-    assert_int_equal(clattn_context_create(&desc, &ctx), CLATTN_ERR_STRUCT_SIZE);
-    assert_null(ctx);
-    assert_valid_works("contexts that cannot be");
+    assert_valid_works("not of the plan");
 }
 
 int main(int argc, char **argv)
 {
     static const struct target_test tests[] = {
-        {"descriptions: shapes", test_desc_shapes, LEVEL_SMALL},
-        {"descriptions: unknown values", test_desc_unknown, LEVEL_SMALL},
-        {"descriptions: not served", test_desc_unsupported, LEVEL_SMALL},
-        {"struct sizes", test_struct_sizes, LEVEL_SMALL},
-        {"calls: numbers", test_call_numbers, LEVEL_SMALL},
-        {"calls: buffers", test_call_buffers, LEVEL_SMALL},
-        {"calls: strides and extents", test_call_strides, LEVEL_SMALL},
-        {"calls: overlaps", test_call_overlaps, LEVEL_SMALL},
-        {"handles that are NULL", test_null_handles, LEVEL_SMALL},
-        {"contexts", test_contexts, LEVEL_SMALL},
+        {"descriptions", test_descs, LEVEL_SMALL},
+        {"structs of newer callers", test_newer_structs, LEVEL_SMALL},
+        {"calls: numbers", test_numbers, LEVEL_SMALL},
+        {"calls: buffers", test_buffers, LEVEL_SMALL},
+        {"calls: strides and extents", test_strides, LEVEL_SMALL},
+        {"calls: overlaps", test_overlaps, LEVEL_SMALL},
+        {"calls: not of the plan", test_not_of_the_plan, LEVEL_SMALL},
     };
     const int status = targets_main("invalid", argc, argv, tests, sizeof tests / sizeof *tests);
-    drop_fixture();
+    fixture_close();
     return status;
 }

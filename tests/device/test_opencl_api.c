@@ -525,7 +525,7 @@ static void test_refusals(void **state)
     refused(&call, NULL, 0, NULL, CLATTN_ERR_INVALID_ARGUMENT, "queue");
     refused(&call, app.in_order, 1, NULL, CLATTN_ERR_INVALID_ARGUMENT, "num_wait");
     call.k.buf.ptr = foreign_mem;
-    refused(&call, app.in_order, 0, NULL, CLATTN_ERR_BUFFER_MISSING, "k");
+    refused(&call, app.in_order, 0, NULL, CLATTN_ERR_WRONG_CONTEXT, "k.buf.ptr");
     call = make_call();
     call.v.buf = clattn_host_buf(app.d.v, 0);
     refused(&call, app.in_order, 0, NULL, CLATTN_ERR_BUFFER_MISSING, "v");

@@ -1,10 +1,28 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of clattn-bench."""
+import csv
+import io
 import json
+import os
+import pty
+import subprocess
 import sys
 
 from tool_case import CPU, DEVICES, PROGRAMS, Folder, main
+
+
+def moved(row):
+    """Bytes of a run by the documented formula, without a mask."""
+    batch, heads_q, heads_kv, len_q, len_kv, dim_qk, dim_v = row["shape"]
+    group = heads_q // heads_kv
+    rows = group * len_q
+    keys = 0
+    for first in range(0, rows, row["tile_q"]):
+        last = (min(first + row["tile_q"], rows) - 1) // group
+        seen = max(0, last + len_kv - len_q + 1) if row["causal"] else len_kv
+        keys += min(len_kv, -(-seen // row["tile_k"]) * row["tile_k"])
+    return 4 * (dim_qk + dim_v) * batch * heads_kv * (rows + keys)
 
 
 class Bench(Folder):
@@ -30,7 +48,16 @@ class Bench(Folder):
                 self.assertGreaterEqual(row["ms"], row["min_ms"])
                 self.assertGreater(row["min_ms"], 0)
                 self.assertGreater(row["cpu_ms"], 0)
+                self.assertTrue(row["min_ms"] <= row["q1_ms"] <= row["ms"] <= row["q3_ms"]
+                                <= row["max_ms"], row)
                 self.assertGreater(row["peak_gflops"], 0.1)
+                # No peak of a pair is over the largest.
+                self.assertGreaterEqual(1.00001 * row["percent_of_peak_paired"],
+                                        row["percent_of_peak"])
+                self.assertIsNone(row["case"])
+                self.assertEqual(row["bytes"], moved(row))
+                self.assertAlmostEqual(row["gbytes_per_s"] / (1e-6 * row["bytes"] / row["ms"]), 1,
+                                       places=4)
                 self.assertLess(row["max_error"], 1e-5)
                 work = 4e-9 * row["shape"][0] * row["shape"][1] * pair * row["shape"][5]
                 self.assertAlmostEqual(row["gflops"] / (work / row["ms"] * 1e3), 1, places=4)
@@ -41,8 +68,139 @@ class Bench(Folder):
         text = self.run_ok("--shape=1,1,1,33,44,16", "--algo", "reference", "--runs", "3", *CPU,
                            program=PROGRAMS.bench)
         self.assertRegex(text, r"(?m)^device +\[(\d+|cpu)\] ")
-        self.assertRegex(text, r"(?m)^SHAPE.*GFLOP/S +PEAK +% OF PEAK +MAX ERROR$")
+        self.assertRegex(text, r"(?m)^SHAPE.*MS +QUARTILES +MIN MS +RUNS +GFLOP/S +PEAK +"
+                               r"% OF PEAK +% PAIRED +GB/S +MB +MAX ERROR$")
         self.assertRegex(text, r"(?m)^1,1,1,33,44,16 +no +reference ")
+
+    def test_list(self):
+        text = self.run_ok("--list", program=PROGRAMS.bench)
+        lines = [line.split() for line in text.splitlines()]
+        self.assertEqual(lines[0], ["CASE", "SHAPE", "CAUSAL", "MASK"])
+        names = [line[0] for line in lines[1:]]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertGreater(len(names), 100)
+        self.assertIn(["bench-2048-d64-causal", "1,8,8,2048,2048,64", "yes", "no"], lines)
+        self.assertIn(["causal-tl-7x100-d20", "1,2,2,7,100,20", "yes", "no"], lines)
+        for name in ("layout-3-d20", "input-5-37x70-d20"):  # strided, special numbers
+            self.assertNotIn(name, names)
+
+    def test_cases(self):
+        rows = self.lines("--case=causal-tl-*x5-d20", "--case", "layout-1-d64-causal",
+                          "--case=causal-tl-7x100-d20", "--case=scale--0.7-1", *CPU)
+        self.assertEqual([(r["case"], r["align"], r["layout"]) for r in rows],
+                         [("causal-tl-129x5-d20", "top-left", "bhsd"),
+                          ("layout-1-d64-causal", "bottom-right", "bshd"),
+                          ("causal-tl-7x100-d20", "top-left", "bhsd"),
+                          ("scale--0.7-1", "bottom-right", "bhsd")])
+        pairs = [sum(min(i + 1, 5) for i in range(129)), sum(i + 36 for i in range(35)),
+                 sum(range(1, 8)), sum(i + 50 for i in range(18))]
+        for row, pair in zip(rows, pairs):
+            work = 4e-9 * row["shape"][0] * row["shape"][1] * pair * row["shape"][5]
+            self.assertAlmostEqual(row["gflops"] / (work / row["ms"] * 1e3), 1, places=4)
+            self.assertLess(row["max_error"], 1e-5)
+
+    def test_masks(self):
+        """Verified with every kind of broadcast; what is hidden is no work."""
+        rows = self.lines("--case=mask-bcast-0[069]-causal", "--case=mask-bcast-15-d20", *CPU)
+        self.assertEqual(len(rows), 4)
+        for row in rows:
+            self.assertTrue(row["mask"])
+            self.assertLess(row["max_error"], 1e-5)
+            batch, heads, _, len_q, len_kv, dim, _ = row["shape"]
+            most = sum(max(0, i + len_kv - len_q + 1) if row["causal"] else len_kv
+                       for i in range(len_q))
+            part = row["gflops"] * row["ms"] / (4e-6 * batch * heads * dim * most)
+            if not row["case"].startswith("mask-bcast-15"):  # that one has a single element
+                self.assertTrue(0.8 < part < 0.95, row)
+            self.assertGreater(row["bytes"], moved(row))
+        for fault in ("add:0", "nan:77"):
+            self.run_bad("--case=mask-bcast-06-causal", *CPU, "--json", "--runs=1",
+                         program=PROGRAMS.bench_faulty, code=1, says=["wrong result, not timed",
+                                                                      "mask-bcast-06-causal"],
+                         env={"TOOL_TEST_FAULT": fault})
+
+    def test_sweeps(self):
+        shapes = lambda *args: [r["shape"] for r in self.lines(*args, *CPU)]
+        self.assertEqual(shapes("--shape=1,2,1,9,9,8", "--sweep=len=8:35"),
+                         [[1, 2, 1, n, n, 8, 8] for n in (8, 16, 32)])
+        self.assertEqual(shapes("--shape=1,1,1,9,7,8", "--sweep", "len_kv=5,100"),
+                         [[1, 1, 1, 9, n, 8, 8] for n in (5, 100)])
+        self.assertEqual(shapes("--shape=3,1,1,9,7,8", "--sweep", "dim=4:4", "--sweep=batch=1:2"),
+                         [[n, 1, 1, 9, 7, 4, 4] for n in (1, 2)])
+        rows = self.lines("--case=mask-bcast-04-d20", "--sweep=len_q=3,40", *CPU)
+        self.assertEqual([(r["case"], r["shape"][3]) for r in rows],
+                         [("mask-bcast-04-d20", 3), ("mask-bcast-04-d20", 40)])
+
+    def test_csv(self):
+        text = self.run_ok("--shape=1,2,1,9,7,8", "--case=causal-br-7x100-d20", "--csv", "--runs=1",
+                           *CPU, program=PROGRAMS.bench)
+        rows = list(csv.DictReader(io.StringIO(text)))
+        self.assertEqual(len(rows), 2)
+        self.assertEqual(text.count("\n"), 3)
+        for row in rows:
+            self.assertNotIn(None, row)
+            self.assertNotIn(None, row.values())
+            self.assertIn("CPU", row["device"])
+            self.assertEqual((row["algo"], row["dtype"]), ("host", "f32"))
+            share = 100 * float(row["gflops"]) / float(row["peak_gflops"])
+            self.assertAlmostEqual(float(row["percent_of_peak"]), share, delta=0.01)
+            for key in ("ms", "q1_ms", "q3_ms", "min_ms", "max_ms", "cpu_ms", "runs", "bytes",
+                        "gbytes_per_s", "percent_of_peak_paired"):
+                self.assertGreater(float(row[key]), 0)
+        self.assertEqual([rows[0][k] for k in ("case", "batch", "heads_q", "heads_kv", "len_q",
+                                               "len_kv", "dim_qk", "dim_v", "causal", "mask")],
+                         ["", "1", "2", "1", "9", "7", "8", "8", "0", "0"])
+        self.assertEqual((rows[1]["case"], rows[1]["causal"]), ("causal-br-7x100-d20", "1"))
+
+    def test_side_by_side(self):
+        """Two devices, which may be one and the same: without OpenCL its index is 0."""
+        args = ["--shape=1,1,1,20,20,8", "--shape=1,1,1,30,20,8", *CPU, "--device=0"]
+        rows = self.lines(*args)
+        self.assertEqual([r["shape"][3] for r in rows], [20, 20, 30, 30])
+        text = self.run_ok(*args, "--runs=1", program=PROGRAMS.bench)
+        self.assertEqual(len([line for line in text.splitlines() if line.startswith("device ")]), 2)
+        self.assertRegex(text, r"(?m)^DEVICE SHAPE ")
+        self.assertEqual(len([line for line in text.splitlines() if "[0] 1,1,1," in line]), 4)
+
+    def on_terminal(self, *args, env=None):
+        """stdout and stderr of a run on a terminal."""
+        screen, end = pty.openpty()
+        full = {**os.environ, "OCL_ICD_VENDORS": self.dir, "OCL_ICD_FILENAMES": "",
+                "TERM": "xterm", **(env or {})}
+        full = {k: v for k, v in full.items() if v is not None}
+        with subprocess.Popen([PROGRAMS.bench, *args], stdin=subprocess.DEVNULL, stdout=end,
+                              stderr=end, env=full) as program:
+            os.close(end)
+            said = b""
+            try:
+                while True:
+                    part = os.read(screen, 4096)
+                    if not part:
+                        break
+                    said += part
+            except OSError:
+                pass  # the other end is closed
+        os.close(screen)
+        self.assertEqual(program.returncode, 0, said)
+        return said.decode()
+
+    def test_terminal(self):
+        args = ["--shape=1,1,1,20,20,8", *CPU, "--device=0", "--runs=1"]
+        said = self.on_terminal(*args, env={"NO_COLOR": None})
+        self.assertIn("[1/2] 1,1,1,20,20,8", said)
+        self.assertIn("[2/2] 1,1,1,20,20,8", said)
+        self.assertIn("\x1b[", said)
+        for env in ({"NO_COLOR": "1"}, {"NO_COLOR": None, "TERM": "dumb"}):
+            self.assertNotIn("\x1b", self.on_terminal(*args, env=env))
+        self.assertNotIn("\x1b", self.run_ok(*args, program=PROGRAMS.bench,
+                                             env={"TERM": "xterm"}))
+
+    def test_devices_side_by_side(self):
+        self.drivers = True
+        for d in DEVICES:
+            rows = self.lines("--shape=1,2,1,70,90,24", "--device", d, *CPU)
+            self.assertEqual([r["algo"] for r in rows], ["fused", "host"])
+            self.assertEqual([r["bytes"] for r in rows], [moved(r) for r in rows])
 
     def test_devices(self):
         self.drivers = True
@@ -83,6 +241,17 @@ class Bench(Folder):
         bad("--device=no such device", says="no such device")
         bad("--shape=1,1,1,4,4,8", "--algo=fused", *CPU, says="1,1,1,4,4,8")
         bad("x", says="unexpected argument x")
+        for sweep in ("x", "len", "len=", "len=x", "len=1:", "len=:4", "len=8:4", "len=0:4",
+                      "len=1,", "len=,1", "len=1,,2", "len=-1", "width=1:4", "=1:4", "len=1:2:4",
+                      "len=1:99999999999"):
+            bad(f"--sweep={sweep}", says="--sweep")
+        bad("--sweep=len=1:2", "--sweep=len=4,5", says="len is swept twice")
+        bad("--sweep=len=" + ",".join("1" * 600), "--sweep=dim=1,2", says="more than 1024 problems")
+        bad("--case=no-such-case", says="no case is called 'no-such-case'")
+        bad("--case=layout-3-d20", says="layout-3-d20 has strided memory")
+        bad("--json", "--csv", says="--csv does not go with --json")
+        bad("--device=cpu", "--device=no such device", says="no such device")
+        bad(*["--device=cpu"] * 17, says="more than 16 devices")
 
 
 if __name__ == "__main__":

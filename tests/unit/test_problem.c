@@ -328,7 +328,7 @@ static void test_stride_overflow(void **state)
         }
     clattn_attention_call call = call_of(1, 1, 1);
     call.q.buf.offset_bytes = SIZE_MAX / 4 * 4;
-    refused(&p, &call, CLATTN_ERR_STRIDE, "q");
+    refused(&p, &call, CLATTN_ERR_BUFFER_TOO_SMALL, "q");
 }
 
 static void test_exact_sizes(void **state)
@@ -438,13 +438,21 @@ static void test_huge(void **state)
     call.batch = INT32_MAX;
     call.len_q = INT32_MAX;
     call.q.buf.size_bytes = call.o.buf.size_bytes = 0;
-    refused(&p, &call, CLATTN_ERR_STRIDE, "q");
+    refused(&p, &call, CLATTN_ERR_SHAPE, "q");
+    call.batch = 1;
+    call.len_q = call.len_kv = 1;
+    call.q.buf.offset_bytes = SIZE_MAX - 3;
+    refused(&p, &call, CLATTN_ERR_BUFFER_TOO_SMALL, "18446744073709551612");
 }
 
-static size_t size_of_mem(void *user, void *mem)
+// The size that is asked for; 0 = no buffer, SIZE_MAX = of another context.
+static clattn_status size_of_mem(void *user, void *mem, size_t *bytes)
 {
     (void)mem;
-    return *(size_t *)user;
+    *bytes = *(size_t *)user;
+    return *bytes == 0          ? CLATTN_ERR_BUFFER_MISSING
+           : *bytes == SIZE_MAX ? CLATTN_ERR_WRONG_CONTEXT
+                                : CLATTN_OK;
 }
 
 static void test_cl_mem(void **state)
@@ -467,9 +475,18 @@ static void test_cl_mem(void **state)
     assert_int_equal(cla_call_check(&p, &call, size_of_mem, &size, &log_to, &out),
                      CLATTN_ERR_BUFFER_TOO_SMALL);
     call.q.buf.size_bytes = 0;
-    size = 0; // no cl_mem at all
+    size = 0;
     assert_int_equal(cla_call_check(&p, &call, size_of_mem, &size, &log_to, &out),
                      CLATTN_ERR_BUFFER_MISSING);
+    size = SIZE_MAX;
+    assert_int_equal(cla_call_check(&p, &call, size_of_mem, &size, &log_to, &out),
+                     CLATTN_ERR_WRONG_CONTEXT);
+    // Workspace is not needed; what is brought as such is looked at.
+    call = call_of(1, 2, 2);
+    call.workspace = clattn_host_buf(o_mem, sizeof o_mem);
+    assert_int_equal(cla_call_check(&p, &call, NULL, NULL, &log_to, &out), CLATTN_OK);
+    call.workspace.kind = 9;
+    refused(&p, &call, CLATTN_ERR_INVALID_ARGUMENT, "workspace.buf.kind is 9");
 }
 
 int main(void)

@@ -283,3 +283,28 @@ const struct attn_case *attn_cases(int *count)
     *count = list_count;
     return list_count <= CASES_MAX ? list : NULL;
 }
+
+const struct attn_case *attn_bench_cases(int *count)
+{
+#define LARGE(name_, dim_, batch_, heads, kv, q, k, causal_)                                       \
+    {                                                                                              \
+        .name = name_, .dim = dim_, .batch = batch_, .heads_q = heads, .heads_kv = kv, .len_q = q, \
+        .len_kv = k, .causal = causal_, .seed = 1, .level = LEVEL_FULL                             \
+    }
+    static const struct attn_case large[] = {
+        LARGE("bench-2048-d64", 64, 1, 8, 8, 2048, 2048, false),
+        LARGE("bench-2048-d64-causal", 64, 1, 8, 8, 2048, 2048, true),
+        LARGE("bench-1024-d128", 128, 1, 8, 8, 1024, 1024, false),
+        LARGE("bench-1024-d128-causal", 128, 1, 8, 8, 1024, 1024, true),
+        LARGE("bench-512-d256", 256, 1, 8, 8, 512, 512, false),
+        LARGE("bench-1024-d80", 80, 1, 8, 8, 1024, 1024, false),
+        LARGE("bench-group-4-1024-d128-causal", 128, 1, 8, 2, 1024, 1024, true),
+        LARGE("bench-batch-64-128-d64", 64, 64, 12, 12, 128, 128, false),
+        LARGE("bench-decode-4096-d128", 128, 1, 32, 8, 1, 4096, false),
+        LARGE("bench-decode-batch-8-4096-d128", 128, 8, 32, 8, 1, 4096, false),
+        LARGE("bench-cross-77-4096-d64", 64, 2, 8, 8, 4096, 77, false),
+    };
+#undef LARGE
+    *count = COUNT(large);
+    return large;
+}

@@ -70,4 +70,8 @@ enum { CASE_MAX_LEN = 512 };
 // The whole list, made at the first call; NULL if memory ran out. Not thread-safe.
 const struct attn_case *attn_cases(int *count);
 
+// Problems of the sizes that are worth timing, too large for the reference as a whole: clattn-bench
+// verifies parts of them.
+const struct attn_case *attn_bench_cases(int *count);
+
 #endif // CLATTN_CASES_H

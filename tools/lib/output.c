@@ -19,10 +19,13 @@ struct libscols_table *tool_table_create(const struct tool_column *columns, int 
     scols_table_enable_colors(table, tool_colors());
     for (int i = 0; i < count; i++) {
         int flags = (columns[i].right ? SCOLS_FL_RIGHT : 0) | (columns[i].wrap ? SCOLS_FL_WRAP : 0);
-        if (!scols_table_new_column(table, columns[i].heading, 0, flags)) {
+        struct libscols_column *column =
+            scols_table_new_column(table, columns[i].heading, 0, flags);
+        if (!column) {
             scols_unref_table(table);
             return NULL;
         }
+        scols_cell_set_color(scols_column_get_header(column), "bold");
     }
     return table;
 }

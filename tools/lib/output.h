@@ -16,7 +16,8 @@ struct tool_column {
     bool wrap;  // may be broken over lines on a narrow terminal
 };
 
-// A table without rows; NULL if memory ran out, which the others ignore.
+// A table without rows; NULL if memory ran out, which the others ignore. Its headings are bold
+// where tool_colors().
 struct libscols_table *tool_table_create(const struct tool_column *columns, int count,
                                          bool headings);
 void tool_table_row(struct libscols_table *table, const char *const *cells, int count);

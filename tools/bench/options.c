@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/bench.h"
+#include "cases.h"
+#include "lib/options.h"
+#include "lib/output.h"
+
+enum {
+    OPT_SHAPE, OPT_CASE, OPT_SWEEP, OPT_LIST, OPT_CAUSAL, OPT_ALGO, OPT_KERNEL, OPT_DEVICE,
+    OPT_THREADS, OPT_RUNS, OPT_JSON, OPT_CSV, OPT_HELP, OPT_VERSION, OPT_COUNT
+};
+
+static const struct tool_option option_table[OPT_COUNT] = {
+    [OPT_SHAPE] = {"shape", 0, TOOL_ARG_REQUIRED, true},
+    [OPT_CASE] = {"case", 0, TOOL_ARG_REQUIRED, true},
+    [OPT_SWEEP] = {"sweep", 0, TOOL_ARG_REQUIRED, true},
+    [OPT_LIST] = {"list", 0, TOOL_ARG_NONE, false},
+    [OPT_CAUSAL] = {"causal", 0, TOOL_ARG_NONE, false},
+    [OPT_ALGO] = {"algo", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_KERNEL] = {"kernel", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_DEVICE] = {"device", 0, TOOL_ARG_REQUIRED, true},
+    [OPT_THREADS] = {"threads", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_RUNS] = {"runs", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_JSON] = {"json", 0, TOOL_ARG_NONE, false},
+    [OPT_CSV] = {"csv", 0, TOOL_ARG_NONE, false},
+    [OPT_HELP] = {"help", 'h', TOOL_ARG_NONE, false},
+    [OPT_VERSION] = {"version", 0, TOOL_ARG_NONE, false},
+};
+
+// What --sweep can vary.
+enum { KEY_LEN, KEY_LEN_Q, KEY_LEN_KV, KEY_DIM, KEY_BATCH, KEYS };
+static const char *const key_words[] = {"len", "len_q", "len_kv", "dim", "batch", NULL};
+
+struct sweep {
+    int key, count;
+    int32_t value[BENCH_ROWS_MAX];
+};
+
+struct parser {
+    struct bench_options *opt;
+    struct sweep sweep[KEYS];
+    int sweeps;
+};
+
+// ---- shapes and cases --------------------------------------------------------------------------
+
+void bench_shape_text(const struct tool_problem *p, char *text, size_t size)
+{
+    snprintf(text, size, "%d,%d,%d,%d,%d,%d", (int)p->batch, (int)p->heads_q, (int)p->heads_kv,
+             (int)p->len_q, (int)p->len_kv, (int)p->dim_qk);
+    if (p->dim_v != p->dim_qk)
+        snprintf(text + strlen(text), size - strlen(text), ",%d", (int)p->dim_v);
+}
+
+// Numbers from 1 up with commas between them. Returns how many, or -1.
+static int take_list(const char *value, int32_t *n, int max)
+{
+    int count = 0;
+
+    for (const char *at = value;; at++) {
+        char number[16] = "";
+        size_t size = strcspn(at, ",");
+        int64_t extent = -1;
+        if (size < sizeof number)
+            memcpy(number, at, size);
+        if (count == max || !tool_parse_int(number, 1, INT32_MAX, &extent))
+            return -1;
+        n[count++] = (int32_t)extent;
+        at += size;
+        if (!*at)
+            return count;
+    }
+}
+
+static int add_row(struct bench_options *opt, const char *shown, const struct bench_row *row)
+{
+    if (opt->rows == BENCH_ROWS_MAX)
+        return tool_fail(TOOL_USE, "option %s: more than %d problems", shown, BENCH_ROWS_MAX);
+    opt->row[opt->rows++] = *row;
+    return 0;
+}
+
+static int take_shape(struct bench_options *opt, const char *shown, const char *value)
+{
+    int32_t n[7] = {0};
+
+    // Lengths and the batch may be 0 elsewhere, but there is nothing to time then.
+    if (take_list(value, n, 7) < 6)
+        return tool_fail(TOOL_USE,
+                         "option %s: '%s' is not B,H,HKV,LQ,LKV,D[,DV] in whole numbers from 1 up",
+                         shown, value);
+    const struct bench_row row = {
+        .p = {.batch = n[0], .heads_q = n[1], .heads_kv = n[2], .len_q = n[3], .len_kv = n[4],
+              .dim_qk = n[5], .dim_v = n[6] ? n[6] : n[5]}};
+    return add_row(opt, shown, &row);
+}
+
+// The timed memory is contiguous and holds normal numbers.
+static bool can_time(const struct attn_case *c)
+{
+    return c->input == IN_NORMAL && (c->layout == LAY_BHSD || c->layout == LAY_BSHD) &&
+           (c->mask_form == MASK_NONE || c->mask_form == MASK_CONTIGUOUS);
+}
+
+static struct bench_row row_of(const struct attn_case *c)
+{
+    struct bench_row row = {
+        .p = {.batch = c->batch, .heads_q = c->heads_q, .heads_kv = c->heads_kv, .len_q = c->len_q,
+              .len_kv = c->len_kv, .dim_qk = c->dim, .dim_v = c->dim, .causal = c->causal,
+              .align = c->align, .has_scale = c->has_scale, .scale = c->scale,
+              .mask = c->mask_form != MASK_NONE,
+              .layout = c->layout == LAY_BSHD ? CLATTN_LAYOUT_BSHD : CLATTN_LAYOUT_BHSD},
+        .mask_bcast = c->mask_bcast};
+    snprintf(row.name, sizeof row.name, "%s", c->name);
+    return row;
+}
+
+// The n-th of both lists, larger problems first; NULL past the end.
+static const struct attn_case *case_at(int n)
+{
+    int large = 0, small = 0;
+    const struct attn_case *const bench = attn_bench_cases(&large), *const all = attn_cases(&small);
+
+    if (n < large)
+        return &bench[n];
+    return all && n - large < small ? &all[n - large] : NULL;
+}
+
+static int take_case(struct bench_options *opt, const char *shown, const char *value)
+{
+    int found = 0, code = 0;
+    const struct attn_case *c, *last = NULL;
+
+    for (int n = 0; code == 0 && (c = case_at(n)); n++) {
+        if (fnmatch(value, c->name, 0) != 0)
+            continue;
+        last = c;
+        if (!can_time(c))
+            continue;
+        const struct bench_row row = row_of(c);
+        code = add_row(opt, shown, &row);
+        found++;
+    }
+    if (code || found)
+        return code;
+    if (last)
+        return tool_fail(TOOL_USE, "option %s: %s has strided memory or special numbers, which are "
+                                   "not timed (see --list)", shown, last->name);
+    return tool_fail(TOOL_USE, "option %s: no case is called '%s' (see --list)", shown, value);
+}
+
+void bench_print_cases(void)
+{
+    static const struct tool_column columns[] = {{"CASE", false, false}, {"SHAPE", false, false},
+                                                 {"CAUSAL", false, false}, {"MASK", false, false}};
+    struct libscols_table *table = tool_table_create(columns, 4, true);
+    const struct attn_case *c;
+
+    for (int n = 0; (c = case_at(n)); n++) {
+        char shape[96];
+        if (!can_time(c))
+            continue;
+        const struct bench_row row = row_of(c);
+        bench_shape_text(&row.p, shape, sizeof shape);
+        tool_table_row(table, (const char *[]){c->name, shape, c->causal ? "yes" : "no",
+                                               c->mask_form ? "yes" : "no"}, 4);
+    }
+    tool_table_print(table);
+}
+
+// ---- sweeps ------------------------------------------------------------------------------------
+
+// "256:16384" -> 256, 512, ... while not over; "100,200" -> these.
+static bool take_values(struct sweep *s, const char *text)
+{
+    const char *colon = strchr(text, ':');
+    char first[16] = "";
+    int64_t from = 0, to = 0;
+
+    if (!colon) {
+        s->count = take_list(text, s->value, BENCH_ROWS_MAX);
+        return s->count > 0;
+    }
+    if ((size_t)(colon - text) >= sizeof first)
+        return false;
+    memcpy(first, text, (size_t)(colon - text));
+    if (!tool_parse_int(first, 1, INT32_MAX, &from) ||
+        !tool_parse_int(colon + 1, from, INT32_MAX, &to))
+        return false;
+    for (; from <= to; from *= 2)
+        s->value[s->count++] = (int32_t)from;
+    return true;
+}
+
+static int take_sweep(struct parser *p, const char *shown, const char *value)
+{
+    const char *equals = strchr(value, '=');
+    char key[16] = "";
+    struct sweep *s = &p->sweep[p->sweeps];
+
+    if (equals && (size_t)(equals - value) < sizeof key)
+        memcpy(key, value, (size_t)(equals - value));
+    const int word = tool_parse_word(key, key_words);
+    if (word < 0)
+        return tool_fail(TOOL_USE, "option %s: '%s' does not begin with len=, len_q=, len_kv=, "
+                                   "dim= or batch=", shown, value);
+    for (int i = 0; i < p->sweeps; i++) {
+        if (p->sweep[i].key == word)
+            return tool_fail(TOOL_USE, "option %s: %s is swept twice", shown, key);
+    }
+    *s = (struct sweep){.key = word};
+    if (!take_values(s, equals + 1))
+        return tool_fail(TOOL_USE, "option %s: '%s' is neither FROM:TO nor a list of whole numbers "
+                                   "from 1 up", shown, value);
+    p->sweeps++;
+    return 0;
+}
+
+static void set_value(struct tool_problem *p, int key, int32_t value)
+{
+    if (key == KEY_LEN || key == KEY_LEN_Q)
+        p->len_q = value;
+    if (key == KEY_LEN || key == KEY_LEN_KV)
+        p->len_kv = value;
+    if (key == KEY_DIM)
+        p->dim_qk = p->dim_v = value;
+    if (key == KEY_BATCH)
+        p->batch = value;
+}
+
+// Every row becomes one for each value of the sweep.
+static int apply_sweep(struct bench_options *opt, const struct sweep *s)
+{
+    const int rows = opt->rows;
+    struct bench_row *old = malloc((size_t)rows * sizeof *old);
+    int code = old ? 0 : tool_fail(TOOL_DEVICE, "no memory for %d problems", rows);
+
+    if (old)
+        memcpy(old, opt->row, (size_t)rows * sizeof *old);
+    opt->rows = 0;
+    for (int i = 0; code == 0 && i < rows * s->count; i++) {
+        struct bench_row row = old[i / s->count];
+        set_value(&row.p, s->key, s->value[i % s->count]);
+        code = add_row(opt, "--sweep", &row);
+    }
+    free(old);
+    return code;
+}
+
+// ---- the command line --------------------------------------------------------------------------
+
+static int take_option(void *user, int index, const char *shown, const char *value)
+{
+    struct parser *parser = user;
+    struct bench_options *opt = parser->opt;
+
+    switch (index) {
+    case OPT_SHAPE: return take_shape(opt, shown, value);
+    case OPT_CASE: return take_case(opt, shown, value);
+    case OPT_SWEEP: return take_sweep(parser, shown, value);
+    case OPT_LIST: opt->list = true; return 0;
+    case OPT_CAUSAL: opt->causal = true; return 0;
+    case OPT_ALGO: return tool_take_word(shown, value, tool_algo_words, &opt->algo);
+    case OPT_KERNEL:
+        opt->kernel = tool_parse_word(value, tool_kernel_words);
+        return opt->kernel > 0 ? 0
+                               : tool_fail(TOOL_USE, "option %s: '%s' is none of group, vector",
+                                           shown, value);
+    case OPT_DEVICE:
+        if (opt->devices == BENCH_DEVICES_MAX)
+            return tool_fail(TOOL_USE, "option %s: more than %d devices", shown,
+                             BENCH_DEVICES_MAX);
+        opt->device[opt->devices++] = value;
+        return 0;
+    case OPT_THREADS: return tool_take_int32(shown, value, 1, 4096, &opt->threads);
+    case OPT_RUNS: return tool_take_int32(shown, value, 1, BENCH_RUNS_MAX, &opt->runs);
+    case OPT_JSON: opt->json = true; return 0;
+    case OPT_CSV: opt->csv = true; return 0;
+    case OPT_HELP: opt->help = true; return 0;
+    default: opt->version = true; return 0;
+    }
+}
+
+// What is the same for all rows, and what follows from the rest.
+static void finish_row(const struct bench_options *opt, struct bench_row *row)
+{
+    struct tool_problem *p = &row->p;
+    const int32_t extent[4] = {p->batch, p->heads_q, p->len_q, p->len_kv};
+
+    p->causal = p->causal || opt->causal;
+    p->algo = opt->algo;
+    p->kernel = opt->kernel;
+    for (int i = 0; i < 4; i++)
+        p->mask_extent[i] = row->mask_bcast & 1u << i ? 1 : extent[i];
+}
+
+int bench_options(int argc, char **argv, struct bench_options *opt)
+{
+    struct parser *parser = calloc(1, sizeof *parser);
+
+    opt->row = calloc(BENCH_ROWS_MAX, sizeof *opt->row);
+    if (!parser || !opt->row) {
+        free(parser);
+        return tool_fail(TOOL_DEVICE, "no memory for the options");
+    }
+    parser->opt = opt;
+    int code = tool_options_parse(argc, argv, option_table, OPT_COUNT, take_option, parser);
+    if (!code && opt->kernel > 0 &&
+        (opt->algo == CLATTN_ALGO_HOST || opt->algo == CLATTN_ALGO_REFERENCE))
+        code = tool_fail(TOOL_USE, "option --kernel does not go with --algo %s",
+                         tool_algo_words[opt->algo]);
+    if (!code && opt->json && opt->csv)
+        code = tool_fail(TOOL_USE, "option --csv does not go with --json");
+    if (!code && opt->rows == 0) {
+        take_shape(opt, "--shape", "1,8,8,2048,2048,64");
+        take_shape(opt, "--shape", "1,8,8,1024,1024,128");
+    }
+    for (int i = 0; !code && i < parser->sweeps; i++)
+        code = apply_sweep(opt, &parser->sweep[i]);
+    for (int i = 0; !code && i < opt->rows; i++)
+        finish_row(opt, &opt->row[i]);
+    free(parser);
+    return code;
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <libsmartcols.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench/bench.h"
+#include "lib/output.h"
+
+enum {
+    COL_DEVICE, COL_CASE, COL_SHAPE, COL_CAUSAL, COL_MASK, COL_ALGO, COL_KERNEL, COL_TILE, COL_MS,
+    COL_QUARTILES, COL_MIN, COL_RUNS, COL_RATE, COL_PEAK, COL_PERCENT, COL_PAIRED, COL_GBS, COL_MB,
+    COL_ERROR, COLUMNS
+};
+
+static const struct tool_column columns[COLUMNS] = {
+    [COL_DEVICE] = {"DEVICE", true, false}, [COL_CASE] = {"CASE", false, false},
+    [COL_SHAPE] = {"SHAPE", false, false}, [COL_CAUSAL] = {"CAUSAL", false, false},
+    [COL_MASK] = {"MASK", false, false}, [COL_ALGO] = {"ALGORITHM", false, false},
+    [COL_KERNEL] = {"KERNEL", false, false}, [COL_TILE] = {"TILE", false, false},
+    [COL_MS] = {"MS", true, false}, [COL_QUARTILES] = {"QUARTILES", true, false},
+    [COL_MIN] = {"MIN MS", true, false}, [COL_RUNS] = {"RUNS", true, false},
+    [COL_RATE] = {"GFLOP/S", true, false}, [COL_PEAK] = {"PEAK", true, false},
+    [COL_PERCENT] = {"% OF PEAK", true, false}, [COL_PAIRED] = {"% PAIRED", true, false},
+    [COL_GBS] = {"GB/S", true, false}, [COL_MB] = {"MB", true, false},
+    [COL_ERROR] = {"MAX ERROR", true, false}};
+
+struct bench_report {
+    const struct bench_options *opt;
+    struct libscols_table *table; // NULL with JSON and CSV
+    bool shown[COLUMNS];
+    bool heading_done; // of CSV
+    const struct bench_row *row; // whose lines are being added
+    size_t best_line;
+    double best_ms;
+    int lines, lines_of_row;
+};
+
+struct bench_report *bench_report_create(const struct bench_options *opt)
+{
+    struct bench_report *report = calloc(1, sizeof *report);
+    struct tool_column used[COLUMNS];
+    int count = 0;
+
+    if (!report)
+        return NULL;
+    report->opt = opt;
+    for (int i = 0; i < COLUMNS; i++)
+        report->shown[i] = i != COL_DEVICE && i != COL_CASE && i != COL_MASK;
+    report->shown[COL_DEVICE] = opt->devices > 1;
+    for (int i = 0; i < opt->rows; i++) {
+        report->shown[COL_CASE] = report->shown[COL_CASE] || opt->row[i].name[0];
+        report->shown[COL_MASK] = report->shown[COL_MASK] || opt->row[i].p.mask;
+    }
+    for (int i = 0; i < COLUMNS; i++) {
+        if (report->shown[i])
+            used[count++] = columns[i];
+    }
+    if (!opt->json && !opt->csv)
+        report->table = tool_table_create(used, count, true);
+    return report;
+}
+
+static double percent(const struct bench_result *r)
+{
+    return r->peak_gflops > 0 ? 100.0 * r->gflops / r->peak_gflops : 0;
+}
+
+static double gbytes_per_s(const struct bench_result *r)
+{
+    return r->ms > 0 ? 1e-6 * r->bytes / r->ms : 0;
+}
+
+// ---- table -------------------------------------------------------------------------------------
+
+// Of several devices the fastest one's line stands out.
+static void mark_best(struct bench_report *report)
+{
+    if (report->table && report->lines_of_row > 1) {
+        struct libscols_line *line = scols_table_get_line(report->table, report->best_line);
+        if (line)
+            scols_line_set_color(line, "green");
+    }
+    report->lines_of_row = 0;
+}
+
+static void add_line(struct bench_report *report, const struct tool_session *s,
+                     const struct bench_row *row, const clattn_plan_info *info,
+                     const struct bench_result *r)
+{
+    char text[COLUMNS][96];
+    const char *cells[COLUMNS];
+    int count = 0;
+
+    snprintf(text[COL_DEVICE], sizeof *text, "[%d]", (int)s->device.index);
+    snprintf(text[COL_CASE], sizeof *text, "%s", row->name[0] ? row->name : "-");
+    bench_shape_text(&row->p, text[COL_SHAPE], sizeof *text);
+    snprintf(text[COL_CAUSAL], sizeof *text, "%s", row->p.causal ? "yes" : "no");
+    snprintf(text[COL_MASK], sizeof *text, "%s", row->p.mask ? "yes" : "no");
+    snprintf(text[COL_ALGO], sizeof *text, "%s", info->algo_name);
+    snprintf(text[COL_KERNEL], sizeof *text, "%s", info->kernel_name[0] ? info->kernel_name : "-");
+    snprintf(text[COL_TILE], sizeof *text, "%dx%d", (int)info->tile_q, (int)info->tile_k);
+    snprintf(text[COL_MS], sizeof *text, "%.3f", r->ms);
+    snprintf(text[COL_QUARTILES], sizeof *text, "%.3f..%.3f", r->q1_ms, r->q3_ms);
+    snprintf(text[COL_MIN], sizeof *text, "%.3f", r->min_ms);
+    snprintf(text[COL_RUNS], sizeof *text, "%zu", r->runs);
+    snprintf(text[COL_RATE], sizeof *text, "%.1f", r->gflops);
+    snprintf(text[COL_PEAK], sizeof *text, "%.1f", r->peak_gflops);
+    snprintf(text[COL_PERCENT], sizeof *text, "%.1f", percent(r));
+    snprintf(text[COL_PAIRED], sizeof *text, "%.1f", r->percent_paired);
+    snprintf(text[COL_GBS], sizeof *text, "%.2f", gbytes_per_s(r));
+    snprintf(text[COL_MB], sizeof *text, "%.2f", 1e-6 * r->bytes);
+    snprintf(text[COL_ERROR], sizeof *text, "%.2g", r->max_error);
+    for (int i = 0; i < COLUMNS; i++) {
+        if (report->shown[i])
+            cells[count++] = text[i];
+    }
+    tool_table_row(report->table, cells, count);
+    if (row != report->row)
+        mark_best(report);
+    report->row = row;
+    if (report->lines_of_row == 0 || r->ms < report->best_ms) {
+        report->best_ms = r->ms;
+        report->best_line = (size_t)report->lines;
+    }
+    report->lines++;
+    report->lines_of_row++;
+}
+
+// ---- JSON and CSV ------------------------------------------------------------------------------
+
+static void print_json(const struct tool_session *s, const struct bench_row *row,
+                       const clattn_plan *plan, const clattn_plan_info *info,
+                       const struct bench_result *r)
+{
+    const struct tool_problem *p = &row->p;
+    const int32_t extents[] = {p->batch, p->heads_q, p->heads_kv, p->len_q, p->len_kv, p->dim_qk,
+                               p->dim_v};
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {
+        {"ms", r->ms}, {"q1_ms", r->q1_ms}, {"q3_ms", r->q3_ms}, {"min_ms", r->min_ms},
+        {"max_ms", r->max_ms}, {"cpu_ms", r->cpu_ms}, {"gflops", r->gflops},
+        {"peak_gflops", r->peak_gflops}, {"percent_of_peak", percent(r)},
+        {"percent_of_peak_paired", r->percent_paired}, {"gbytes_per_s", gbytes_per_s(r)},
+        {"max_error", r->max_error},
+    };
+    char text[512];
+    json_t *o = json_object(), *shape = json_array();
+
+    for (size_t i = 0; i < sizeof extents / sizeof *extents; i++)
+        json_array_append_new(shape, json_integer(extents[i]));
+    tool_device_text(&s->device, text, sizeof text);
+    json_object_set_new(o, "device", tool_json_text(text));
+    json_object_set_new(o, "case", row->name[0] ? json_string(row->name) : json_null());
+    json_object_set_new(o, "shape", shape);
+    json_object_set_new(o, "causal", json_boolean(p->causal));
+    json_object_set_new(o, "mask", json_boolean(p->mask));
+    json_object_set_new(o, "align", json_string(tool_align_words[p->align]));
+    json_object_set_new(o, "layout", json_string(tool_layout_words[p->layout]));
+    json_object_set_new(o, "dtype", json_string("f32"));
+    json_object_set_new(o, "runs", json_integer((json_int_t)r->runs));
+    json_object_set_new(o, "bytes", json_integer((json_int_t)r->bytes));
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        json_object_set_new(o, numbers[i].key, tool_json_real(numbers[i].value));
+    json_object_update_new(o, tool_json_plan(plan, info));
+    tool_json_print(o, true);
+}
+
+// In double quotes, which are doubled inside.
+static void print_quoted(const char *text)
+{
+    putchar('"');
+    for (; *text; text++) {
+        if (*text == '"')
+            putchar('"');
+        putchar((unsigned char)*text < 0x20 ? '?' : *text);
+    }
+    putchar('"');
+}
+
+static void print_csv(struct bench_report *report, const struct tool_session *s,
+                      const struct bench_row *row, const clattn_plan_info *info,
+                      const struct bench_result *r)
+{
+    const struct tool_problem *p = &row->p;
+    char text[512];
+
+    if (!report->heading_done)
+        puts("device,case,batch,heads_q,heads_kv,len_q,len_kv,dim_qk,dim_v,causal,mask,align,"
+             "layout,dtype,algo,kernel,tile_q,tile_k,ms,q1_ms,q3_ms,min_ms,max_ms,cpu_ms,runs,"
+             "gflops,peak_gflops,percent_of_peak,percent_of_peak_paired,bytes,gbytes_per_s,"
+             "max_error");
+    report->heading_done = true;
+    tool_device_text(&s->device, text, sizeof text);
+    print_quoted(text);
+    printf(",%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%s,f32,", row->name, (int)p->batch, (int)p->heads_q,
+           (int)p->heads_kv, (int)p->len_q, (int)p->len_kv, (int)p->dim_qk, (int)p->dim_v,
+           (int)p->causal, (int)p->mask, tool_align_words[p->align], tool_layout_words[p->layout]);
+    printf("%s,%s,%d,%d,", info->algo_name, info->kernel_name, (int)info->tile_q,
+           (int)info->tile_k);
+    printf("%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%zu,%.6g,", r->ms, r->q1_ms, r->q3_ms, r->min_ms,
+           r->max_ms, r->cpu_ms, r->runs, r->gflops);
+    printf("%.6g,%.6g,%.6g,%.0f,%.6g,%.3g\n", r->peak_gflops, percent(r), r->percent_paired,
+           r->bytes, gbytes_per_s(r), r->max_error);
+    fflush(stdout);
+}
+
+// ---- all ---------------------------------------------------------------------------------------
+
+void bench_report_add(struct bench_report *report, const struct tool_session *s,
+                      const struct bench_row *row, const clattn_plan *plan,
+                      const clattn_plan_info *info, const struct bench_result *r)
+{
+    if (report->opt->json)
+        print_json(s, row, plan, info, r);
+    else if (report->opt->csv)
+        print_csv(report, s, row, info, r);
+    else
+        add_line(report, s, row, info, r);
+}
+
+void bench_report_finish(struct bench_report *report, const struct tool_session *sessions,
+                         int count)
+{
+    char text[512];
+
+    mark_best(report);
+    if (report->lines) {
+        for (int i = 0; i < count; i++) {
+            tool_device_text(&sessions[i].device, text, sizeof text);
+            printf("device  %s\n", text);
+        }
+        tool_table_print(report->table);
+    } else {
+        tool_table_free(report->table);
+    }
+    free(report);
+}
+
+void bench_progress(int done, int all, const char *what)
+{
+    static int width;
+    char line[80] = "";
+
+    if (!isatty(STDERR_FILENO))
+        return;
+    if (what)
+        snprintf(line, sizeof line, "[%d/%d] %s", done, all, what);
+    else if (!width)
+        return;
+    fprintf(stderr, "\r%-*s%s", width, line, what ? "" : "\r");
+    fflush(stderr);
+    width = (int)strlen(line);
+}
