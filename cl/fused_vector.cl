@@ -60,7 +60,7 @@
 #define PADDED_K (TILE_K + RK - 1)
 
 // Steps of the two inner loops at a time: fewer instructions that are not multiply-adds. A loop
-// marked `unroll 1` is there because a compiler took all channels at once, and ran out of registers.
+// marked `unroll 1` is there because a compiler took all channels at once and ran out of registers.
 #define UNROLL 4
 
 // Asks for the cache line of element `at` of p ahead of its use, behind the end of p too. The

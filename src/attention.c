@@ -142,6 +142,16 @@ static const char *kernel_name(const clattn_plan *plan)
     return plan->choice.algo->id == CLATTN_ALGO_HOST ? cla_host_isa() : "";
 }
 
+// 0 where a bound is absent; 2^64 - 1 where there would be more.
+static uint64_t bytes_moved(const clattn_plan *plan)
+{
+    const struct cla_problem *p = &plan->problem;
+    if (p->max_len_q == INT32_MAX || p->max_len_kv == INT32_MAX)
+        return 0;
+    const double bytes = cla_tile_bytes(p, &plan->choice.tile, p->max_len_q, p->max_len_kv);
+    return bytes < 0x1p64 ? (uint64_t)bytes : UINT64_MAX;
+}
+
 clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *out)
 {
     if (!plan)
@@ -169,6 +179,7 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
     i.num_refusals = plan->refusals.count;
     snprintf(i.reason, sizeof i.reason, "%s", t->reason);
     snprintf(i.build_options, sizeof i.build_options, "%s", plan->options);
+    i.bytes_moved = bytes_moved(plan);
     memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
     return CLATTN_OK;
 }

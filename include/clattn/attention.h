@@ -79,8 +79,8 @@ typedef struct clattn_attention_desc {
     int32_t dtype_q;       ///< enum clattn_dtype of Q
     int32_t dtype_kv;      ///< enum clattn_dtype of K and V
     int32_t dtype_o;       ///< enum clattn_dtype of O
-    int32_t dim_qk;        ///< channels of Q and K, 1 to 256
-    int32_t dim_v;         ///< channels of V and O; 0 = dim_qk. For now it must equal dim_qk
+    int32_t dim_qk;        ///< channels of Q and K, 1 to 576
+    int32_t dim_v;         ///< channels of V and O, 1 to 576; 0 = dim_qk
     int32_t heads_q;       ///< query heads, at least 1
     int32_t heads_kv;      ///< key/value heads, a divisor of heads_q; 0 = heads_q
     int32_t max_batch;     ///< bound of call.batch; 0 = any
@@ -201,6 +201,10 @@ typedef struct clattn_plan_info {
     int32_t num_refusals; ///< for clattn_plan_get_refusal()
     char reason[256];    ///< why this choice
     char build_options[1024]; ///< options the kernel was compiled with; empty without one
+    /// Bytes that one sequence (all heads) of max_len_q and max_len_kv moves to and from global
+    /// memory: Q, O, LSE and mask once, K and V once for each tile_q rows of a key head, as if no
+    /// key were hidden. 0 where either bound is absent.
+    uint64_t bytes_moved;
 } clattn_plan_info;
 
 /// Fills `info`.

@@ -15,9 +15,6 @@ struct cla_prepared {
     struct cla_tile tile;
 };
 
-// Rows over which sums in one register lose precision; see docs/math.md.
-enum { LONG_ROWS_KEYS = 16384 };
-
 static int propose(const struct cla_problem *p, const struct cla_caps *caps, struct cla_tile *out,
                    int max, struct cla_notes *refusals)
 {
@@ -31,13 +28,18 @@ static int propose(const struct cla_problem *p, const struct cla_caps *caps, str
     }
     const int32_t best = cla_caps_vector_shape(caps) ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
     const int32_t first = p->kernel == CLATTN_KERNEL_AUTO ? best : p->kernel;
-    // The other shape is slow here, but right: it comes behind all tiles of the first.
     int n = cla_tile_rank(p, caps, first, out, max, refusals);
-    if (p->kernel == CLATTN_KERNEL_AUTO && n < max) {
-        const int32_t other = first == CLATTN_KERNEL_GROUP ? CLATTN_KERNEL_VECTOR
-                                                           : CLATTN_KERNEL_GROUP;
+    if (p->kernel != CLATTN_KERNEL_AUTO || n == max)
+        return n;
+    // The other shape is right here too, but several times slower than the CPU path: it only
+    // serves where that one may not.
+    const int32_t other =
+        first == CLATTN_KERNEL_GROUP ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
+    if (p->algo == CLATTN_ALGO_FUSED || p->no_fallback)
         n += cla_tile_rank(p, caps, other, out + n, max - n, refusals);
-    }
+    else
+        cla_note(refusals, "fused, %s shape: the CPU path is faster than it is on this device",
+                 other == CLATTN_KERNEL_GROUP ? "group" : "vector");
     return n;
 }
 
@@ -62,7 +64,7 @@ static void build_options(const struct cla_problem *p, const struct cla_tile *t,
         snprintf(options + n, size - (size_t)n,
                  " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d",
                  (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
-                 p->max_len_kv > LONG_ROWS_KEYS);
+                 p->max_len_kv > CLA_LONG_ROWS_KEYS);
 }
 
 // The compiled kernel's own figures, where the driver is known to tell the truth.
@@ -170,7 +172,8 @@ static void fill_args(const struct cla_problem *p, const struct cla_tile *tile,
 static int64_t keys_within_loop_limit(const struct cla_problem *p, const struct cla_tile *t)
 {
     const int64_t items = (int64_t)t->items_q * t->items_k;
-    const int64_t chunks = (p->dim_qk + t->chunk_d - 1) / t->chunk_d;
+    const int32_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    const int64_t chunks = (dim + t->chunk_d - 1) / t->chunk_d;
     const int64_t quads = t->chunk_d / 4 + 2;
     const int64_t rows = t->tile_q > t->tile_k ? t->tile_q : t->tile_k;
     const int64_t fill = (rows * quads + items - 1) / items + 1;

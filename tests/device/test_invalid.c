@@ -228,9 +228,6 @@ static void test_desc_unsupported(void **state)
     d.dtype_q = d.dtype_kv = d.dtype_o = CLATTN_DTYPE_F16;
     refuse_desc(&d, CLATTN_ERR_UNSUPPORTED, "dtype_q", "1");
     d = good_desc();
-    d.dim_v = 8;
-    refuse_desc(&d, CLATTN_ERR_UNSUPPORTED, "dim_v", "8");
-    d = good_desc();
     d.direction = 1;
     refuse_desc(&d, CLATTN_ERR_UNSUPPORTED, "direction", "1");
     d = good_desc();

@@ -13,7 +13,7 @@
 
 struct kept_plan {
     struct kept_plan *next;
-    int32_t key[5];
+    int32_t key[6];
     clattn_plan *plan;
 };
 
@@ -27,13 +27,15 @@ static uint32_t features_of(const struct attn_case *c)
 
 clattn_plan *case_plan(struct test_target *t, const struct attn_case *c)
 {
-    const int32_t key[5] = {c->dim, c->heads_q, c->heads_kv, (int32_t)features_of(c), c->align};
+    const int32_t key[6] = {c->dim,   c->heads_q, c->heads_kv, (int32_t)features_of(c),
+                            c->align, case_dim_v(c)};
     for (struct kept_plan *p = t->plans; p; p = p->next)
         if (memcmp(p->key, key, sizeof key) == 0)
             return p->plan;
     clattn_attention_desc desc;
     clattn_attention_desc_init(&desc, sizeof desc);
     desc.dim_qk = c->dim;
+    desc.dim_v = case_dim_v(c);
     desc.heads_q = c->heads_q;
     desc.heads_kv = c->heads_kv;
     desc.features = features_of(c);
@@ -87,7 +89,7 @@ static void set_strides(struct view *w, int32_t layout, size_t b, size_t h, size
 // `slot` 0, 1, 2 = Q, K, V; 3 = O.
 static struct view tensor_view(const struct attn_case *c, int slot)
 {
-    const size_t batch = (size_t)c->batch, dim = (size_t)c->dim;
+    const size_t batch = (size_t)c->batch, dim = (size_t)(slot < 2 ? c->dim : case_dim_v(c));
     const bool kv = slot == 1 || slot == 2;
     const size_t heads = (size_t)(kv ? c->heads_kv : c->heads_q);
     const size_t len = (size_t)(kv ? c->len_kv : c->len_q);
@@ -420,10 +422,10 @@ bool run_case(struct test_target *t, const struct attn_case *c, const struct att
             ok = same_bits_again(t, plan, &mem) && ok;
     }
     if (!ok)
-        printf("  FAILED %s on %s (%s memory): batch %d, heads %d/%d, len %d x %d, dim %d, seed "
-               "%llu: %s\n",
+        printf("  FAILED %s on %s (%s memory): batch %d, heads %d/%d, len %d x %d, dim %d/%d, "
+               "seed %llu: %s\n",
                c->name, t->name, where == MEMORY_HOST ? "host" : "device", c->batch, c->heads_q,
-               c->heads_kv, c->len_q, c->len_kv, c->dim, (unsigned long long)c->seed,
+               c->heads_kv, c->len_q, c->len_kv, c->dim, case_dim_v(c), (unsigned long long)c->seed,
                clattn_status_string(st));
     memory_free(t, &mem);
     return ok;

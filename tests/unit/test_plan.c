@@ -76,7 +76,7 @@ static void test_auto_ends_with_the_cpu_path(void **state)
     (void)state;
     const struct cla_caps all[] = {cpu_caps(), gpu_caps(), builtin_caps()};
     for (size_t c = 0; c < sizeof all / sizeof all[0]; c++) {
-        for (int32_t dim = 1; dim <= 256; dim++) {
+        for (int32_t dim = 1; dim <= 576; dim++) {
             const clattn_attention_desc d = desc_of(dim);
             struct cla_ranking r;
             rank(&d, &all[c], &r);
