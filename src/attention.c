@@ -15,7 +15,7 @@ static clattn_status prepare_choice(clattn_plan *plan, const struct cla_choice *
     char why[192] = "";
     struct cla_prepared *prepared = NULL;
     clattn_status st = choice->algo->prepare(plan->ctx, &plan->problem, &choice->tile, &prepared,
-                                             plan->options, sizeof plan->options);
+                                             plan->options, sizeof plan->options, why, sizeof why);
     if (st == CLATTN_OK && choice->tile.kernel != CLATTN_KERNEL_AUTO)
         st = cla_trial(plan->ctx, &plan->problem, choice->algo, prepared, &choice->tile, why,
                        sizeof why);
@@ -46,14 +46,9 @@ static void log_plan(const clattn_plan *plan)
                  plan->refusals.count ? plan->refusals.text[plan->refusals.count - 1] : "");
 }
 
-// The first choice that builds and passes; *plan is half-built on failure.
-static clattn_status choose(clattn_plan *plan)
+clattn_status cla_plan_prepare(clattn_plan *plan, const struct cla_ranking *ranking)
 {
     clattn_context *ctx = plan->ctx;
-    struct cla_ranking *ranking = malloc(sizeof *ranking);
-    if (!ranking)
-        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to plan");
-    cla_plan_rank(&plan->problem, &ctx->caps, ranking);
     plan->refusals = ranking->refusals;
     for (int i = 0; i < plan->refusals.count; i++)
         cla_logf(&ctx->log, CLATTN_LOG_DEBUG, "refused: %s", plan->refusals.text[i]);
@@ -68,10 +63,22 @@ static clattn_status choose(clattn_plan *plan)
     // Falling back: something better failed, or OpenCL was there and could not serve.
     plan->is_fallback = st == CLATTN_OK && plan->problem.algo == CLATTN_ALGO_AUTO &&
                         (i > 0 || (ctx->ocl && plan->choice.algo->id == CLATTN_ALGO_HOST));
+    const int n = plan->refusals.count;
     if (ranking->count == 0 || i == ranking->count)
-        st = cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED, "nothing can serve this plan: %s",
-                      plan->refusals.count ? plan->refusals.text[plan->refusals.count - 1]
-                                           : "no algorithm");
+        st = cla_fail(&ctx->log, st, "nothing can serve this plan: %s%s%s",
+                      n > 1 ? plan->refusals.text[n - 2] : "", n > 1 ? "; " : "",
+                      n > 0 ? plan->refusals.text[n - 1] : "no algorithm");
+    return st;
+}
+
+// The first choice that builds and passes; *plan is half-built on failure.
+static clattn_status choose(clattn_plan *plan)
+{
+    struct cla_ranking *ranking = malloc(sizeof *ranking);
+    if (!ranking)
+        return cla_fail(&plan->ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to plan");
+    cla_plan_rank(&plan->problem, &plan->ctx->caps, ranking);
+    const clattn_status st = cla_plan_prepare(plan, ranking);
     free(ranking);
     return st;
 }

@@ -40,6 +40,27 @@ double cla_tile_bytes(const struct cla_problem *p, const struct cla_tile *t, int
     return p->heads_kv * (4.0 * floats + (p->mask ? rows * keys : 0.0));
 }
 
+// ---- the compiled kernel -----------------------------------------------------------------------
+
+bool cla_tile_fits_kernel(const struct cla_tile *t, const struct cla_caps *caps,
+                          size_t kernel_group, size_t kernel_local_bytes, char *why,
+                          size_t why_size)
+{
+    const size_t need = t->kernel == CLATTN_KERNEL_GROUP ? (size_t)(t->items_q * t->items_k) : 1;
+    if (caps->quirks & CLA_QUIRK_KERNEL_QUERIES_LIE)
+        return true;
+    if (kernel_group < need)
+        snprintf(why, why_size, "the compiled kernel allows work-groups of %zu, it needs %zu",
+                 kernel_group, need);
+    else if (kernel_local_bytes > caps->local_bytes)
+        snprintf(why, why_size,
+                 "the compiled kernel takes %zu bytes of local memory, there are %zu",
+                 kernel_local_bytes, caps->local_bytes);
+    else
+        return true;
+    return false;
+}
+
 // ---- what both shapes ask of a problem ----------------------------------------------------------
 
 // Rows of a key head, at most.

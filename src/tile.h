@@ -35,6 +35,13 @@ struct cla_tile {
 int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int32_t kernel,
                   struct cla_tile *out, int max, struct cla_notes *refusals);
 
+// Whether the compiled kernel's own figures (CL_KERNEL_WORK_GROUP_SIZE, CL_KERNEL_LOCAL_MEM_SIZE)
+// leave room for the tile; `why` receives why not. Where a driver's figures are known to be wrong
+// the answer is yes.
+bool cla_tile_fits_kernel(const struct cla_tile *t, const struct cla_caps *caps,
+                          size_t kernel_group, size_t kernel_local_bytes, char *why,
+                          size_t why_size);
+
 // Bytes that one sequence (all heads) of these lengths moves to and from global memory: Q, O, the
 // LSE and the mask once, K and V once for each tile of rows. Exact below 2^53.
 //

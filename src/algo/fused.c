@@ -28,18 +28,18 @@ static int propose(const struct cla_problem *p, const struct cla_caps *caps, str
     }
     const int32_t best = cla_caps_vector_shape(caps) ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
     const int32_t first = p->kernel == CLATTN_KERNEL_AUTO ? best : p->kernel;
-    int n = cla_tile_rank(p, caps, first, out, max, refusals);
-    if (p->kernel != CLATTN_KERNEL_AUTO || n == max)
-        return n;
-    // The other shape is right here too, but several times slower than the CPU path: it only
-    // serves where that one may not.
     const int32_t other =
         first == CLATTN_KERNEL_GROUP ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
-    if (p->algo == CLATTN_ALGO_FUSED || p->no_fallback)
-        n += cla_tile_rank(p, caps, other, out + n, max - n, refusals);
-    else
+    // The other shape is right here too, but several times slower than the CPU path: it only
+    // serves where that one may not.
+    const bool both = p->kernel == CLATTN_KERNEL_AUTO &&
+                      (p->algo == CLATTN_ALGO_FUSED || p->no_fallback);
+    if (p->kernel == CLATTN_KERNEL_AUTO && !both)
         cla_note(refusals, "fused, %s shape: the CPU path is faster than it is on this device",
                  other == CLATTN_KERNEL_GROUP ? "group" : "vector");
+    int n = cla_tile_rank(p, caps, first, out, max, refusals);
+    if (both && n < max)
+        n += cla_tile_rank(p, caps, other, out + n, max - n, refusals);
     return n;
 }
 
@@ -67,25 +67,14 @@ static void build_options(const struct cla_problem *p, const struct cla_tile *t,
                  p->max_len_kv > CLA_LONG_ROWS_KEYS);
 }
 
-// The compiled kernel's own figures, where the driver is known to tell the truth.
 static clattn_status check_limits(clattn_context *ctx, const struct cla_kernels *kernels,
-                                  const struct cla_tile *t)
+                                  const struct cla_tile *t, char *why, size_t why_size)
 {
     size_t group = 0, local = 0;
-    const size_t need = t->kernel == CLATTN_KERNEL_GROUP ? (size_t)(t->items_q * t->items_k) : 1;
-    if (ctx->caps.quirks & CLA_QUIRK_KERNEL_QUERIES_LIE)
-        return CLATTN_OK;
     clattn_status st = cla_kernels_limits(kernels, ctx->ocl->device, &group, &local);
-    if (st != CLATTN_OK)
-        return st;
-    if (group < need || local > ctx->caps.local_bytes) {
-        cla_logf(&ctx->log, CLATTN_LOG_DEBUG,
-                 "fused: the compiled kernel allows groups of %zu (needs %zu) and takes %zu bytes "
-                 "of local memory (there are %zu)",
-                 group, need, local, ctx->caps.local_bytes);
-        return CLATTN_ERR_UNSUPPORTED;
-    }
-    return CLATTN_OK;
+    if (st == CLATTN_OK && !cla_tile_fits_kernel(t, &ctx->caps, group, local, why, why_size))
+        st = CLATTN_ERR_UNSUPPORTED;
+    return st;
 }
 
 static void release(struct cla_prepared *prepared)
@@ -98,7 +87,7 @@ static void release(struct cla_prepared *prepared)
 
 static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
                              const struct cla_tile *tile, struct cla_prepared **out, char *options,
-                             size_t options_size)
+                             size_t options_size, char *why, size_t why_size)
 {
     clattn_status st = CLATTN_OK;
     const bool vector = tile->kernel == CLATTN_KERNEL_VECTOR;
@@ -112,7 +101,7 @@ static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
                           CLATTN_LOG_WARN, &program));
     CLA_TRY(cla_kernels_create(ctx->ocl->cl, program, vector ? "fused_vector" : "fused_group",
                                &ctx->log, &prepared->kernels));
-    CLA_TRY(check_limits(ctx, prepared->kernels, tile));
+    CLA_TRY(check_limits(ctx, prepared->kernels, tile, why, why_size));
     *out = prepared;
     prepared = NULL;
 done:
