@@ -167,6 +167,10 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_SHAPE             heads_q is not a multiple of heads_kv
 ///         CLATTN_ERR_UNSUPPORTED       what is forced can't serve it, or a reserved feature
+///         CLATTN_ERR_BUILD, CLATTN_ERR_SELF_TEST, CLATTN_ERR_OPENCL  every choice failed, the last
+///                                      one in this way: to build, in the numbers of its trial, or
+///                                      in an OpenCL call
+///         CLATTN_ERR_FILE              the kernel's text can't be read
 ///         CLATTN_ERR_OUT_OF_MEMORY
 /// Threads: any.
 CLATTN_API clattn_status clattn_attention_plan_create(clattn_context *ctx,
