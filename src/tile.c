@@ -349,9 +349,9 @@ enum {
 // Keys in a tile: whole blocks, as many as V leaves room for, and no more than there can be.
 static int32_t vector_keys(const struct vector_tile *v, const struct cla_problem *p)
 {
-    int32_t keys = VECTOR_TILE_FLOATS / p->dim_v;
-    keys = min32(max32(keys, VECTOR_TILE_K_LEAST), v->tile_k_most);
-    const int32_t blocks = max32(keys / v->block_k, 1);
+    const int32_t keys = min32(VECTOR_TILE_FLOATS / p->dim_v, v->tile_k_most);
+    const int32_t least = (VECTOR_TILE_K_LEAST + v->block_k - 1) / v->block_k;
+    const int32_t blocks = max32(keys / v->block_k, least);
     const int32_t needed = (int32_t)(((int64_t)p->max_len_kv + v->block_k - 1) / v->block_k);
     return min32(blocks, needed) * v->block_k;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ceilings of local memory and work-groups, from the description and from the environment: what is
-// planned under them still runs and is right, and what they leave no room for is refused.
+// planned under them still runs and is right, and what they leave no room for is refused. Likewise
+// the tiles that only plans with low bounds get.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #include "open_device.h"
 #include "run_case.h"
 
-enum { LEN_Q = 37, LEN_KV = 75 };
+enum { LEN_Q = 37, LEN_KV = 75, BATCH = 2, HEADS = 4 };
 
 // A ceiling: 0 = left open, and `none` is a ceiling of 0 bytes.
 struct ceiling {
@@ -65,11 +66,12 @@ static clattn_status open_under(const struct test_target *t, const struct ceilin
     return st;
 }
 
-static struct attn_case make_case(int32_t dim, bool causal, struct attn_data *data)
+static struct attn_case make_case(int32_t dim, int32_t len_q, int32_t len_kv,
+                                  struct attn_data *data)
 {
-    const struct attn_case c = {.name = "ceiling", .dim = dim, .batch = 2, .heads_q = 4,
-                                .heads_kv = 2, .len_q = LEN_Q, .len_kv = LEN_KV,
-                                .causal = causal, .seed = 701};
+    const struct attn_case c = {.name = "ceiling", .dim = dim, .batch = BATCH, .heads_q = HEADS,
+                                .heads_kv = HEADS / 2, .len_q = len_q, .len_kv = len_kv,
+                                .causal = true, .seed = 701};
     assert_true(attn_data_make(&c, data));
     return c;
 }
@@ -85,11 +87,11 @@ static clattn_attention_desc desc_of(const struct attn_case *c)
     return desc;
 }
 
-// A plan as the library would choose it; runs it and compares. The caller looks at `info`.
-static void run_auto(const struct test_device *d, const struct attn_case *c,
-                     const struct attn_data *data, clattn_plan_info *info, char refusals[4096])
+// Makes a plan, runs it and compares. The caller looks at `info`.
+static void run_desc(const struct test_device *d, clattn_attention_desc desc,
+                     const struct attn_case *c, const struct attn_data *data,
+                     clattn_plan_info *info, char refusals[4096])
 {
-    const clattn_attention_desc desc = desc_of(c);
     clattn_plan *plan = NULL;
     assert_int_equal(clattn_attention_plan_create(d->ctx, &desc, &plan), CLATTN_OK);
     *info = (clattn_plan_info){.struct_size = sizeof *info};
@@ -97,7 +99,7 @@ static void run_auto(const struct test_device *d, const struct attn_case *c,
     refusals[0] = '\0';
     for (int n = 0; n < info->num_refusals; n++)
         strncat(refusals, clattn_plan_get_refusal(plan, n), 4095 - strlen(refusals));
-    const size_t count = 2 * 4 * LEN_Q * (size_t)c->dim;
+    const size_t count = BATCH * HEADS * (size_t)c->len_q * (size_t)c->dim;
     float *o = malloc(count * sizeof *o);
     assert_non_null(o);
     fill_unwritten(o, count);
@@ -106,7 +108,7 @@ static void run_auto(const struct test_device *d, const struct attn_case *c,
     struct compare_report report;
     if (!compare(o, data->o, count, &data->tol_o, &report)) {
         compare_print("O", &report);
-        fail_msg("%s: wrong under a ceiling", info->reason);
+        fail_msg("%s, len %d x %d: wrong", info->reason, (int)c->len_q, (int)c->len_kv);
     }
     free(o);
     clattn_plan_destroy(&plan);
@@ -130,7 +132,7 @@ static void test_under_ceilings(void **state)
     if (t->algo != CLATTN_ALGO_FUSED || t->kernel != CLATTN_KERNEL_GROUP)
         skip();
     struct attn_data data;
-    const struct attn_case c = make_case(64, true, &data);
+    const struct attn_case c = make_case(64, LEN_Q, LEN_KV, &data);
     for (int n = 0; n < 5; n++) {
         if (t->level < LEVEL_FULL && n > 1)
             break;
@@ -150,7 +152,7 @@ static void test_under_ceilings(void **state)
         assert_true(run_case(&mine, &c, &data, MEMORY_DEVICE, false, NULL));
         target_plans_close(&mine);
         char refusals[4096];
-        run_auto(&d, &c, &data, &info, refusals);
+        run_desc(&d, desc_of(&c), &c, &data, &info, refusals);
         assert_int_equal(info.algo, CLATTN_ALGO_FUSED);
         assert_true(info.local_bytes <= d.info.local_bytes);
         clattn_context_destroy(&d.ctx);
@@ -164,7 +166,7 @@ static void test_without_local_memory(void **state)
     if (t->algo != CLATTN_ALGO_FUSED || t->kernel != CLATTN_KERNEL_GROUP)
         skip();
     struct attn_data data;
-    const struct attn_case c = make_case(64, true, &data);
+    const struct attn_case c = make_case(64, LEN_Q, LEN_KV, &data);
     for (int by_env = 0; by_env < 2; by_env++) {
         const struct ceiling none = {.none = true};
         struct test_device d;
@@ -179,7 +181,7 @@ static void test_without_local_memory(void **state)
 
         clattn_plan_info info;
         char refusals[4096];
-        run_auto(&d, &c, &data, &info, refusals);
+        run_desc(&d, desc_of(&c), &c, &data, &info, refusals);
         assert_int_equal(info.local_bytes, 0);
         if (d.info.vector_shape) { // needs none
             assert_int_equal(info.kernel, CLATTN_KERNEL_VECTOR);
@@ -195,6 +197,37 @@ static void test_without_local_memory(void **state)
         clattn_context_destroy(&d.ctx);
     }
     attn_data_free(&data);
+}
+
+// Few rows and few keys get tiles of their own, which plans without low bounds never see.
+static void test_tiles_of_low_bounds(void **state)
+{
+    struct test_target *t = *state;
+    static const struct {
+        int32_t dim, len_q, len_kv;
+    } rows[] = {{20, 1, 300}, {96, 1, 70}, {20, 3, 5},   {20, 8, 9},
+                {33, 9, 4},   {20, 30, 3}, {20, 33, 14}, {320, 2, 40}};
+    const bool forced = t->algo == CLATTN_ALGO_FUSED;
+    for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
+        if (t->level < LEVEL_FULL && n % 4 != 0)
+            continue;
+        struct attn_data data;
+        const struct attn_case c = make_case(rows[n].dim, rows[n].len_q, rows[n].len_kv, &data);
+        clattn_attention_desc desc = desc_of(&c);
+        desc.algo = t->algo;
+        desc.kernel = t->kernel;
+        desc.max_len_q = c.len_q;
+        desc.max_len_kv = c.len_kv;
+        clattn_plan_info info;
+        char refusals[4096];
+        const int warnings = t->device->warnings;
+        run_desc(t->device, desc, &c, &data, &info, refusals);
+        printf("%s: len %d x %d: %s\n", t->name, (int)c.len_q, (int)c.len_kv, info.reason);
+        assert_int_equal(t->device->warnings, warnings); // the first choice served
+        if (forced)
+            assert_true(info.tile_k < 2 * c.len_kv || info.tile_k <= 8);
+        attn_data_free(&data);
+    }
 }
 
 // The CPU path takes no notice of ceilings, but what is wrong with them is an error everywhere.
@@ -254,6 +287,7 @@ int main(int argc, char **argv)
     static const struct target_test tests[] = {
         {"under ceilings", test_under_ceilings, LEVEL_SMALL},
         {"without local memory", test_without_local_memory, LEVEL_SMALL},
+        {"tiles of low bounds", test_tiles_of_low_bounds, LEVEL_SMALL},
         {"invalid ceilings", test_invalid_ceilings, LEVEL_SMALL},
         {"shorter description", test_shorter_description, LEVEL_SMALL},
     };

@@ -196,7 +196,8 @@ static void test_vector_tiles_suit_the_processor(void **state)
                 assert_true(t[k].block_k >= 1 && t[k].block_d >= 1 && t[k].tile_k >= t[k].block_k);
                 assert_int_equal(t[k].tile_k % t[k].block_k, 0);
                 assert_true((int64_t)t[k].tile_k < (int64_t)p.max_len_kv + t[k].block_k);
-                assert_true(t[k].tile_k <= 16 || t[k].tile_k * dim * 4 <= 32768);
+                assert_true(t[k].tile_k <= 18 || t[k].tile_k * dim * 4 <= 32768);
+                assert_true(t[k].tile_k >= 16 || p.max_len_kv < 16);
                 assert_int_equal(t[k].local_bytes, 0);
                 const int32_t registers = t[k].width == 16 ? 32 : 16;
                 assert_true((t[k].block_k + 1) * t[k].vecs_q + 1 <= registers);
