@@ -116,8 +116,8 @@ enum {
     CHUNKS_MOST = 4,
     CHUNKS_MOST_CPU = 2,
     // Floats that an item sums up, of the 256 registers that GPUs have at most: addresses, operands
-    // and what a compiler holds ahead take as many again.
-    SUMS_MOST = 128,
+    // and what a compiler holds ahead take more than as many again.
+    SUMS_MOST = 104,
     // Sums of P*V that the kernel has in hand beside O.
     SUMS_IN_HAND = 32,
     // Where local memory is ordinary memory: bytes that stay in the first-level cache.
