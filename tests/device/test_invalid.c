@@ -191,8 +191,14 @@ static void test_desc_shapes(void **state)
     d.dim_qk = 0;
     refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "dim_qk", "0");
     d = good_desc();
-    d.dim_qk = 257;
-    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "dim_qk", "257");
+    d.dim_qk = 577;
+    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "dim_qk", "577");
+    d = good_desc();
+    d.dim_v = 577;
+    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "dim_v", "577");
+    d = good_desc();
+    d.dim_v = -1;
+    refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "dim_v", "-1");
     d = good_desc();
     d.max_len_kv = -4;
     refuse_desc(&d, CLATTN_ERR_INVALID_ARGUMENT, "max_len_kv", "-4");
