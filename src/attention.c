@@ -29,7 +29,7 @@ static clattn_status prepare_choice(clattn_plan *plan, const struct cla_choice *
     char why[192] = "";
     struct cla_prepared *prepared = NULL;
     clattn_status st = choice->algo->prepare(plan->ctx, &plan->problem, &choice->tile, &prepared,
-                                             plan->options, sizeof plan->options);
+                                             plan->options, sizeof plan->options, why, sizeof why);
     if (st == CLATTN_OK && choice->tile.kernel != CLATTN_KERNEL_AUTO)
         st = try_choice(plan, choice, prepared, why, sizeof why);
     if (st == CLATTN_OK) {
@@ -59,14 +59,9 @@ static void log_plan(const clattn_plan *plan)
                  plan->refusals.count ? plan->refusals.text[plan->refusals.count - 1] : "");
 }
 
-// The first choice that builds and passes; *plan is half-built on failure.
-static clattn_status choose(clattn_plan *plan)
+clattn_status cla_plan_prepare(clattn_plan *plan, const struct cla_ranking *ranking)
 {
     clattn_context *ctx = plan->ctx;
-    struct cla_ranking *ranking = malloc(sizeof *ranking);
-    if (!ranking)
-        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to plan");
-    cla_plan_rank(&plan->problem, &ctx->caps, ranking);
     plan->refusals = ranking->refusals;
     for (int i = 0; i < plan->refusals.count; i++)
         cla_logf(&ctx->log, CLATTN_LOG_DEBUG, "refused: %s", plan->refusals.text[i]);
@@ -81,11 +76,22 @@ static clattn_status choose(clattn_plan *plan)
     // Falling back: something better failed, or OpenCL was there and could not serve.
     plan->is_fallback = st == CLATTN_OK && plan->problem.algo == CLATTN_ALGO_AUTO &&
                         (i > 0 || (ctx->ocl && plan->choice.algo->id == CLATTN_ALGO_HOST));
-    // What was proposed and failed says why by its own status.
+    const int n = plan->refusals.count;
     if (ranking->count == 0 || i == ranking->count)
-        st = cla_fail(&ctx->log, st, "nothing can serve this plan: %s",
-                      plan->refusals.count ? plan->refusals.text[plan->refusals.count - 1]
-                                           : "no algorithm");
+        st = cla_fail(&ctx->log, st, "nothing can serve this plan: %s%s%s",
+                      n > 1 ? plan->refusals.text[n - 2] : "", n > 1 ? "; " : "",
+                      n > 0 ? plan->refusals.text[n - 1] : "no algorithm");
+    return st;
+}
+
+// The first choice that builds and passes; *plan is half-built on failure.
+static clattn_status choose(clattn_plan *plan)
+{
+    struct cla_ranking *ranking = malloc(sizeof *ranking);
+    if (!ranking)
+        return cla_fail(&plan->ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to plan");
+    cla_plan_rank(&plan->problem, &plan->ctx->caps, ranking);
+    const clattn_status st = cla_plan_prepare(plan, ranking);
     free(ranking);
     return st;
 }
@@ -156,6 +162,16 @@ static const char *kernel_name(const clattn_plan *plan)
     return plan->choice.algo->id == CLATTN_ALGO_HOST ? cla_host_isa() : "";
 }
 
+// 0 where a bound is absent; 2^64 - 1 where there would be more.
+static uint64_t bytes_moved(const clattn_plan *plan)
+{
+    const struct cla_problem *p = &plan->problem;
+    if (p->max_len_q == INT32_MAX || p->max_len_kv == INT32_MAX)
+        return 0;
+    const double bytes = cla_tile_bytes(p, &plan->choice.tile, p->max_len_q, p->max_len_kv);
+    return bytes < 0x1p64 ? (uint64_t)bytes : UINT64_MAX;
+}
+
 clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *out)
 {
     if (!plan)
@@ -183,6 +199,7 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
     i.num_refusals = plan->refusals.count;
     snprintf(i.reason, sizeof i.reason, "%s", t->reason);
     snprintf(i.build_options, sizeof i.build_options, "%s", plan->options);
+    i.bytes_moved = bytes_moved(plan);
     memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
     return CLATTN_OK;
 }

@@ -15,4 +15,9 @@ struct clattn_plan {
     char options[1024];
 };
 
+// Prepares the first of the ranked choices that builds, fits and passes its trial; each that does
+// not leaves a note in plan->refusals, behind those of the ranking. If none does: the status of the
+// last one, CLATTN_ERR_UNSUPPORTED if there was none at all.
+clattn_status cla_plan_prepare(clattn_plan *plan, const struct cla_ranking *ranking);
+
 #endif // CLA_ATTENTION_INTERNAL_H

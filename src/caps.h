@@ -46,7 +46,7 @@ struct cla_caps {
     size_t max_group;         // CL_DEVICE_MAX_WORK_GROUP_SIZE
     size_t max_items[3];      // CL_DEVICE_MAX_WORK_ITEM_SIZES
     size_t local_bytes;       // 0 = none
-    bool local_is_global;     // CL_DEVICE_LOCAL_MEM_TYPE is CL_GLOBAL
+    bool local_is_global;     // CL_DEVICE_LOCAL_MEM_TYPE is CL_GLOBAL: no faster than global memory
     bool host_unified;
     size_t global_bytes;
     size_t max_alloc_bytes;

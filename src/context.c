@@ -2,6 +2,7 @@
 #define CLATTN_EXPERIMENTAL
 #include "context.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,13 +14,63 @@
 
 // ---- descriptions ------------------------------------------------------------------------------
 
+// A number of the environment, `least` or more; *given is false where the variable is unset.
+static clattn_status env_size(const char *name, size_t least, const struct cla_log *log,
+                              bool *given, size_t *value)
+{
+    const char *text = cla_os_env(name);
+    *given = text != NULL;
+    if (!text)
+        return CLATTN_OK;
+    errno = 0;
+    const unsigned long long n = strtoull(text, NULL, 10);
+    if (strspn(text, "0123456789") != strlen(text) || errno || n < least || n > SIZE_MAX)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "%s is \"%s\", not a number from %zu to %zu", name, text, least,
+                        (size_t)SIZE_MAX);
+    *value = (size_t)n;
+    return CLATTN_OK;
+}
+
+// What the description leaves open.
+static clattn_status ceilings_from_env(clattn_context_desc *d, const struct cla_log *log)
+{
+    clattn_status st = CLATTN_OK;
+    bool given = false;
+    if (!d->max_local_bytes && !(d->flags & CLATTN_CONTEXT_NO_LOCAL_MEMORY)) {
+        CLA_TRY(env_size("CLATTN_MAX_LOCAL_BYTES", 0, log, &given, &d->max_local_bytes));
+        if (given && d->max_local_bytes == 0)
+            d->flags |= CLATTN_CONTEXT_NO_LOCAL_MEMORY;
+    }
+    if (!d->max_group)
+        CLA_TRY(env_size("CLATTN_MAX_GROUP", 1, log, &given, &d->max_group));
+done:
+    return st;
+}
+
+void cla_context_lower(const clattn_context_desc *d, struct cla_caps *caps)
+{
+    if (d->flags & CLATTN_CONTEXT_NO_LOCAL_MEMORY)
+        caps->local_bytes = 0;
+    if (d->max_local_bytes && d->max_local_bytes < caps->local_bytes)
+        caps->local_bytes = d->max_local_bytes;
+    if (!d->max_group)
+        return;
+    if (d->max_group < caps->max_group)
+        caps->max_group = d->max_group;
+    for (int i = 0; i < 3; i++) {
+        if (d->max_group < caps->max_items[i])
+            caps->max_items[i] = d->max_group;
+    }
+}
+
 clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_context_desc *out,
                                   struct cla_log *log)
 {
     cla_log_init(log, NULL, NULL, CLATTN_LOG_WARN);
     if (!desc) {
         clattn_context_desc_init(out, sizeof *out);
-        return CLATTN_OK;
+        return ceilings_from_env(out, log);
     }
     // A caller has at least what comes before cache_max_bytes.
     clattn_status st =
@@ -28,8 +79,8 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     if (st != CLATTN_OK)
         return st;
     cla_log_init(log, out->log, out->log_user, out->log_level ? out->log_level : CLATTN_LOG_WARN);
-    const uint32_t known =
-        CLATTN_CONTEXT_NO_OPENCL | CLATTN_CONTEXT_NO_SELF_TEST | CLATTN_CONTEXT_NO_CACHE;
+    const uint32_t known = CLATTN_CONTEXT_NO_OPENCL | CLATTN_CONTEXT_NO_SELF_TEST |
+                           CLATTN_CONTEXT_NO_CACHE | CLATTN_CONTEXT_NO_LOCAL_MEMORY;
     if (out->flags & ~known)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "flags has unknown bits 0x%x",
                         (unsigned)(out->flags & ~known));
@@ -39,7 +90,11 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     if ((int)out->log_level < 0 || (int)out->log_level > CLATTN_LOG_DEBUG)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "log_level is %d, not 0 to %d",
                         (int)out->log_level, (int)CLATTN_LOG_DEBUG);
-    return CLATTN_OK;
+    if (out->max_local_bytes && (out->flags & CLATTN_CONTEXT_NO_LOCAL_MEMORY))
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "max_local_bytes is %zu, but CLATTN_CONTEXT_NO_LOCAL_MEMORY is in flags",
+                        out->max_local_bytes);
+    return ceilings_from_env(out, log);
 }
 
 // ---- devices -----------------------------------------------------------------------------------
@@ -87,8 +142,10 @@ static clattn_status list_devices(const clattn_context_desc *d, const struct cla
         free(ocl);
         return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %d device descriptions", n);
     }
-    if (n)
-        memcpy(all, ocl, (size_t)n * sizeof *all);
+    for (int32_t i = 0; i < n; i++) {
+        all[i] = ocl[i];
+        cla_context_lower(d, &all[i]);
+    }
     free(ocl);
     builtin_caps(&all[n], d->threads);
     *list = all;

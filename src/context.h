@@ -70,8 +70,12 @@ clattn_status cla_ocl_measure(clattn_context *ctx, int32_t what, size_t bytes, d
 // Shared by context.c and context_ocl.c: a context with its log, threads and folder, no device.
 clattn_status cla_context_alloc(const clattn_context_desc *desc, clattn_context **out);
 
-// Reads and checks the caller's description; NULL gives the defaults.
+// Reads and checks the caller's description; NULL gives the defaults. Ceilings that it leaves open
+// are taken from the environment.
 clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_context_desc *out,
                                   struct cla_log *log);
+
+// Lowers the facts of an OpenCL device to the ceilings of the description.
+void cla_context_lower(const clattn_context_desc *desc, struct cla_caps *caps);
 
 #endif // CLA_CONTEXT_INTERNAL_H

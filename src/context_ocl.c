@@ -181,6 +181,7 @@ clattn_status clattn_context_create_opencl(const clattn_context_desc *desc, cl_c
     CLA_TRY(cla_cl_open(d.opencl_library, log, &ctx->ocl->cl));
     CLA_TRY(check_adopted(ctx->ocl->cl, log, cl_ctx, cl_dev, queue));
     CLA_TRY(cla_cl_device_caps(ctx->ocl->cl, log, cl_dev, &ctx->caps));
+    cla_context_lower(&d, &ctx->caps);
     CLA_CL(ctx->ocl->cl->RetainContext(cl_ctx));
     ctx->ocl->context = cl_ctx;
     ctx->ocl->device = cl_dev;

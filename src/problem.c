@@ -7,7 +7,7 @@
 
 #include "abi.h"
 
-enum { DIM_MAX = 256 };
+enum { DIM_MAX = 576 };
 
 // ---- structs of the caller ---------------------------------------------------------------------
 
@@ -135,9 +135,6 @@ static clattn_status check_desc_reserved(const clattn_attention_desc *d, const s
         return cla_fail(log, CLATTN_ERR_UNSUPPORTED,
                         "dtype_q %d, dtype_kv %d, dtype_o %d: only 0 (f32) is served",
                         (int)d->dtype_q, (int)d->dtype_kv, (int)d->dtype_o);
-    if (d->dim_v && d->dim_v != d->dim_qk)
-        return cla_fail(log, CLATTN_ERR_UNSUPPORTED, "dim_v %d differs from dim_qk %d",
-                        (int)d->dim_v, (int)d->dim_qk);
     if (d->direction)
         return cla_fail(log, CLATTN_ERR_UNSUPPORTED, "direction is %d: only 0 (forward) is served",
                         (int)d->direction);

@@ -1,46 +1,147 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile sizes from the device's own figures. Pure.
+// Tile sizes from the device's own figures. Pure. docs/planner.md has the rules and their reasons.
 #include "tile.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "abi.h"
-
-// ---- group shape -------------------------------------------------------------------------------
-
-// Tiles in the order in which they are tried: fewer and fewer bytes of local memory and work-items.
-// An item owns tile_q/items_q rows x tile_k/items_k keys; 2 x 4 keeps the registers of a GPU item
-// under 128 for 64 and 128 channels without spills.
-struct group_tile {
-    int32_t tile_q, tile_k, items_q, items_k;
-    int32_t dim_max; // not for more channels: the registers of O would spill
-};
-
-static const struct group_tile group_ladder[] = {
-    {64, 32, 32, 8, 64}, // 256 items, 2 x 4
-    {32, 32, 16, 8, 128}, // 128 items, 2 x 4
-    {16, 32, 8, 8, 256},  // 64 items, 2 x 4
-    {16, 16, 4, 4, 256},  // 16 items, 4 x 4
-    {8, 16, 4, 4, 256},   // 16 items, 2 x 4
-    {4, 8, 4, 2, 256},    // 8 items, 1 x 4
-    {4, 4, 4, 1, 256},    // 4 items, 1 x 4
-    {2, 4, 1, 1, 256},    // 1 item
-    {1, 4, 1, 1, 256},    // 1 item; with 4 channels at a time 128 bytes, the least there is
-};
-enum { GROUP_LADDER = sizeof group_ladder / sizeof group_ladder[0] };
-
-// Channels at a time below which the loads of a chunk are mostly overhead; smaller ones are for
-// devices that have room for nothing else.
-enum { CHUNK_COMFORT = 16 };
 
 static int32_t max32(int32_t a, int32_t b)
 {
     return a > b ? a : b;
 }
 
+static int32_t min32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+// ---- bytes moved -------------------------------------------------------------------------------
+
+double cla_tile_bytes(const struct cla_problem *p, const struct cla_tile *t, int64_t len_q,
+                      int64_t len_kv)
+{
+    const double rows = (double)len_q * p->group;
+    const double keys = (double)len_kv;
+    const double passes = ceil(rows / t->tile_q);
+    const double floats = rows * p->dim_qk + rows * p->dim_v + (p->lse ? rows : 0.0) +
+                          passes * keys * ((double)p->dim_qk + p->dim_v);
+    return p->heads_kv * (4.0 * floats + (p->mask ? rows * keys : 0.0));
+}
+
+// ---- the compiled kernel -----------------------------------------------------------------------
+
+bool cla_tile_fits_kernel(const struct cla_tile *t, const struct cla_caps *caps,
+                          size_t kernel_group, size_t kernel_local_bytes, char *why,
+                          size_t why_size)
+{
+    const size_t need = t->kernel == CLATTN_KERNEL_GROUP ? (size_t)(t->items_q * t->items_k) : 1;
+    if (caps->quirks & CLA_QUIRK_KERNEL_QUERIES_LIE)
+        return true;
+    if (kernel_group < need)
+        snprintf(why, why_size, "the compiled kernel allows work-groups of %zu, it needs %zu",
+                 kernel_group, need);
+    else if (kernel_local_bytes > caps->local_bytes)
+        snprintf(why, why_size,
+                 "the compiled kernel takes %zu bytes of local memory, there are %zu",
+                 kernel_local_bytes, caps->local_bytes);
+    else
+        return true;
+    return false;
+}
+
+// ---- what both shapes ask of a problem ----------------------------------------------------------
+
+// Rows of a key head, at most.
+static int64_t rows_of(const struct cla_problem *p)
+{
+    return (int64_t)p->max_len_q * p->group;
+}
+
+// Whether tiles of so many rows leave compute units without work. Without bounds there is no
+// telling, and the calls are taken to be large.
+static bool leaves_units_idle(const struct cla_problem *p, const struct cla_caps *caps,
+                              int32_t tile_q)
+{
+    if (p->max_len_q == INT32_MAX || p->max_batch == INT32_MAX)
+        return false;
+    const double tiles = ceil((double)rows_of(p) / tile_q);
+    return tiles * p->heads_kv * p->max_batch < caps->compute_units;
+}
+
+// ---- group shape: candidates -------------------------------------------------------------------
+
+// More rows first, and among as many rows in the order in which they are preferred. An item owns
+// tile_q/items_q rows x 4 keys: 2 x 4 where it can, which loads 6 quads of Q and K for 8 products
+// of quads, 1 x 4 (5 for 4) where the sums of O would not fit the registers otherwise.
+struct group_tile {
+    int32_t tile_q, tile_k, items_q, items_k;
+};
+
+static const struct group_tile group_tiles[] = {
+    {64, 32, 32, 8},  {64, 16, 32, 4},  {64, 16, 64, 4}, {64, 8, 64, 2}, {64, 4, 64, 1},
+    {32, 32, 16, 8},  {32, 64, 16, 16}, {32, 16, 16, 4}, {32, 16, 32, 4}, {32, 8, 32, 2},
+    {32, 4, 32, 1},
+    {16, 32, 8, 8},   {16, 32, 16, 8},  {16, 64, 16, 16}, {16, 16, 8, 4}, {16, 8, 16, 2},
+    {16, 4, 16, 1},
+    {8, 32, 8, 8},    {8, 64, 8, 16},   {8, 16, 8, 4},   {8, 16, 4, 4},  {8, 8, 8, 2},
+    {8, 4, 8, 1},
+    {4, 64, 4, 16},   {4, 32, 4, 8},    {4, 16, 4, 4},   {4, 8, 4, 2},   {4, 4, 4, 1},
+    {2, 64, 2, 16},   {2, 32, 2, 8},    {2, 16, 2, 4},   {2, 8, 2, 2},   {2, 4, 1, 1},
+    {1, 128, 1, 32},  {1, 64, 1, 16},   {1, 32, 1, 8},   {1, 16, 1, 4},  {1, 8, 1, 2},
+    {1, 4, 1, 1}, // 1 item; with 4 channels at a time 128 bytes, the least there is
+};
+enum { GROUP_TILES = sizeof group_tiles / sizeof group_tiles[0] };
+
+enum {
+    // From so many rows on a tile has to be worth it, and above it must keep its sums in registers.
+    // Smaller ones serve short problems and devices with room for nothing else.
+    DECENT_ROWS = 16,
+    KEYS_DECENT = 32,
+    // Channels at a time below which the loads of a chunk are mostly overhead.
+    CHUNK_COMFORT = 32,
+    // The kernel keeps O in registers up to so many chunks; drivers for CPUs, where each chunk is
+    // compile time, get half of them.
+    CHUNKS_MOST = 4,
+    CHUNKS_MOST_CPU = 2,
+    // Floats that an item sums up, of the 256 registers that GPUs have at most: addresses, operands
+    // and what a compiler holds ahead take more than as many again.
+    SUMS_MOST = 104,
+    // Sums of P*V that the kernel has in hand beside O.
+    SUMS_IN_HAND = 32,
+    // Where local memory is ordinary memory: bytes that stay in the first-level cache.
+    CACHE_BYTES_GPU = 16384,
+    CACHE_BYTES_CPU = 32768
+};
+
 static size_t local_bytes(const struct group_tile *g, int32_t chunk_d)
 {
     return (size_t)CLA_GROUP_LOCAL_BYTES(g->tile_q, g->tile_k, chunk_d);
+}
+
+static int32_t dim_of(const struct cla_problem *p)
+{
+    return max32(p->dim_qk, p->dim_v);
+}
+
+// Least channels at a time of a decent tile.
+static int32_t decent_chunk(const struct cla_problem *p, const struct cla_caps *caps)
+{
+    const int32_t dim = dim_of(p);
+    const int32_t most = caps->type == CLA_DEVICE_CPU ? CHUNKS_MOST_CPU : CHUNKS_MOST;
+    return min32(CLA_ROUND_UP4(dim),
+                 max32(CHUNK_COMFORT, CLA_ROUND_UP4((dim + most - 1) / most)));
 }
 
 // The most channels at a time that fit `limit` bytes: all of them, or a half, a quarter, ...; 0 if
@@ -57,22 +158,53 @@ static int32_t chunk_that_fits(const struct group_tile *g, int32_t dim, int32_t 
     return 0;
 }
 
-static bool items_fit(const struct group_tile *g, const struct cla_caps *caps)
+static size_t max_items(const struct cla_caps *caps)
 {
-    const size_t items = (size_t)(g->items_q * g->items_k);
-    return items <= caps->max_group && items <= caps->max_items[0];
+    return min_size(caps->max_group, caps->max_items[0]);
 }
 
-// Bytes that leave room for a second work-group on the compute unit of a GPU, so that one computes
-// while the other waits for memory.
-static size_t comfortable_bytes(const struct cla_caps *caps)
+// Floats that an item sums up: scores, O, which is doubled where rounding errors are carried along,
+// and the products in hand. Chunks are left out of it, so that no device with more local memory
+// has a tile refused that one with less takes.
+static int32_t sums_of(const struct group_tile *g, const struct cla_problem *p)
 {
-    return caps->type == CLA_DEVICE_GPU ? caps->local_bytes / 2 : caps->local_bytes;
+    const int32_t rows = g->tile_q / g->items_q, keys = g->tile_k / g->items_k;
+    const int32_t quads = (CLA_QUADS(p->dim_v) + g->items_k - 1) / g->items_k;
+    const int32_t copies = p->max_len_kv > CLA_LONG_ROWS_KEYS ? 2 : 1;
+    return rows * keys + copies * rows * 4 * quads + SUMS_IN_HAND;
 }
 
-static struct cla_tile group_choice(const struct group_tile *g, int32_t chunk_d, int32_t dim,
-                                    const struct cla_caps *caps)
+// Bytes that a work-group may take. On a GPU half of what there is, so that of two work-groups on a
+// compute unit one computes while the other waits for memory, but at least what 16 rows need.
+// Grows with the device's local memory: what a device takes, one with more takes too.
+static size_t local_budget(const struct cla_problem *p, const struct cla_caps *caps)
 {
+    static const struct group_tile sixteen = {16, 32, 8, 8};
+    const size_t least = local_bytes(&sixteen, decent_chunk(p, caps));
+    if (caps->local_is_global)
+        return min_size(caps->local_bytes,
+                        max_size(least, caps->type == CLA_DEVICE_CPU ? CACHE_BYTES_CPU
+                                                                     : CACHE_BYTES_GPU));
+    if (caps->type == CLA_DEVICE_CPU)
+        return caps->local_bytes;
+    return min_size(caps->local_bytes, max_size(least, caps->local_bytes / 2));
+}
+
+// Whether the tile has the keys that it should: not twice as many as there can be, and from
+// DECENT_ROWS on at least KEYS_DECENT of a long row, since the rows of Q come again with each tile.
+static bool keys_suit(const struct group_tile *g, const struct cla_problem *p)
+{
+    if (g->tile_k > 4 && g->tile_k / 2 >= p->max_len_kv)
+        return false;
+    return g->tile_q < DECENT_ROWS || g->tile_k >= min32(KEYS_DECENT, p->max_len_kv);
+}
+
+// ---- group shape: choice -----------------------------------------------------------------------
+
+static struct cla_tile group_choice(const struct group_tile *g, int32_t chunk_d,
+                                    const struct cla_problem *p, const struct cla_caps *caps)
+{
+    const int32_t dim = dim_of(p);
     struct cla_tile t = {
         .kernel = CLATTN_KERNEL_GROUP,
         .tile_q = g->tile_q,
@@ -85,64 +217,109 @@ static struct cla_tile group_choice(const struct group_tile *g, int32_t chunk_d,
     snprintf(t.reason, sizeof t.reason,
              "group shape, tile %d x %d, %d of %d channels at a time, %d items: %zu of %zu bytes "
              "of local memory",
-             (int)t.tile_q, (int)t.tile_k, (int)(chunk_d < dim ? chunk_d : dim), (int)dim,
+             (int)t.tile_q, (int)t.tile_k, (int)min32(chunk_d, dim), (int)dim,
              (int)(t.items_q * t.items_k), t.local_bytes, caps->local_bytes);
     return t;
 }
 
-// Whether the tile below it already covers all rows that a problem of this plan can have.
-static bool larger_than_problem(int k, int64_t rows)
+// What the device or the problem has against a tile, as a note; the first that applies.
+static void note_group(struct cla_notes *refusals, const struct group_tile *g,
+                       const struct cla_problem *p, const struct cla_caps *caps, int32_t least)
 {
-    return k + 1 < GROUP_LADDER && group_ladder[k + 1].tile_q >= rows;
+    const int32_t items = g->items_q * g->items_k;
+    if ((size_t)items > max_items(caps))
+        cla_note(refusals, "fused, group shape %d x %d: needs %d work-items, the device allows %zu",
+                 (int)g->tile_q, (int)g->tile_k, (int)items, max_items(caps));
+    else if (local_bytes(g, least) > local_budget(p, caps))
+        cla_note(refusals,
+                 "fused, group shape %d x %d: needs %zu bytes of local memory for %d channels, %zu "
+                 "are for a work-group, the device has %zu",
+                 (int)g->tile_q, (int)g->tile_k, local_bytes(g, least), (int)least,
+                 local_budget(p, caps), caps->local_bytes);
+    else
+        cla_note(refusals,
+                 "fused, group shape %d x %d: an item would sum up %d floats, over %d they leave "
+                 "the registers",
+                 (int)g->tile_q, (int)g->tile_k, (int)sums_of(g, p), SUMS_MOST);
+}
+
+// The best tile among those from `first` on that have as many rows; false with a note if there is
+// none. `limit` bounds its local memory, `most` its work-items.
+static bool best_of_rows(int first, const struct cla_problem *p, const struct cla_caps *caps,
+                         size_t limit, size_t most, struct cla_tile *out,
+                         struct cla_notes *refusals)
+{
+    const int32_t rows = group_tiles[first].tile_q, decent = decent_chunk(p, caps);
+    const int32_t least = rows >= DECENT_ROWS ? decent : 4;
+    const struct group_tile *refused = NULL;
+    int32_t any_chunk = 0, any_sums = 0; // the largest so far, and of these the fewest sums
+    for (int k = first; k < GROUP_TILES && group_tiles[k].tile_q == rows; k++) {
+        const struct group_tile *g = &group_tiles[k];
+        if (!keys_suit(g, p))
+            continue;
+        if (!refused)
+            refused = g;
+        const int32_t chunk = chunk_that_fits(g, dim_of(p), least, limit);
+        if ((size_t)(g->items_q * g->items_k) > most || !chunk)
+            continue;
+        if (chunk >= decent && sums_of(g, p) <= SUMS_MOST) {
+            *out = group_choice(g, chunk, p, caps);
+            return true;
+        }
+        if (rows > DECENT_ROWS || min32(chunk, decent) < any_chunk ||
+            (min32(chunk, decent) == any_chunk && sums_of(g, p) >= any_sums))
+            continue;
+        any_chunk = min32(chunk, decent);
+        any_sums = sums_of(g, p);
+        *out = group_choice(g, chunk, p, caps);
+    }
+    if (!any_chunk && refused)
+        note_group(refusals, refused, p, caps, least);
+    return any_chunk > 0;
+}
+
+// Index of the next tile with fewer rows.
+static int next_rows(int k)
+{
+    int next = k + 1;
+    while (next < GROUP_TILES && group_tiles[next].tile_q == group_tiles[k].tile_q)
+        next++;
+    return next;
 }
 
 static int rank_group(const struct cla_problem *p, const struct cla_caps *caps,
                       struct cla_tile *out, int max, struct cla_notes *refusals)
 {
-    const int32_t dim = max32(p->dim_qk, p->dim_v);
-    const int64_t rows = (int64_t)p->max_len_q * p->group;
+    size_t limit = local_budget(p, caps), most = max_items(caps);
     int n = 0;
-    // First with chunks of a decent size, then, if that gave nothing, with any.
-    for (int32_t least = CLA_ROUND_UP4(dim) < CHUNK_COMFORT ? 4 : CHUNK_COMFORT; n == 0;
-         least = 4) {
-        int crowded = -1; // a tile that fits, but leaves no room for a second work-group
-        for (int k = 0; k < GROUP_LADDER && n < max; k++) {
-            const struct group_tile *g = &group_ladder[k];
-            if (dim > g->dim_max || larger_than_problem(k, rows))
-                continue;
-            const int32_t chunk = chunk_that_fits(g, dim, least, caps->local_bytes);
-            if (!items_fit(g, caps)) {
-                cla_note(refusals, "fused, group shape %d x %d: needs %d work-items, the device "
-                         "allows %zu", (int)g->tile_q, (int)g->tile_k,
-                         (int)(g->items_q * g->items_k),
-                         caps->max_group < caps->max_items[0] ? caps->max_group
-                                                              : caps->max_items[0]);
-                continue;
-            }
-            if (!chunk) {
-                cla_note(refusals, "fused, group shape %d x %d: needs %zu bytes of local memory "
-                         "for %d channels, the device has %zu", (int)g->tile_q, (int)g->tile_k,
-                         local_bytes(g, least), (int)least, caps->local_bytes);
-                continue;
-            }
-            out[n] = group_choice(g, chunk, dim, caps);
-            if (n == 0 && out[0].local_bytes > comfortable_bytes(caps))
-                crowded = 0;
-            n++;
+    for (int k = 0, next = 0; k < GROUP_TILES && n < max; k = next) {
+        const int32_t rows = group_tiles[k].tile_q;
+        next = next_rows(k);
+        // The tile below already covers all rows that a problem of this plan can have.
+        if (next < GROUP_TILES && group_tiles[next].tile_q >= rows_of(p))
+            continue;
+        if (rows > DECENT_ROWS && leaves_units_idle(p, caps, rows)) {
+            cla_note(refusals, "fused, group shape of %d rows: fewer work-groups than the %d "
+                     "compute units", (int)rows, (int)caps->compute_units);
+            continue;
         }
-        // A smaller tile that leaves room and needs no more passes over Q goes first.
-        if (crowded == 0 && n > 1 && out[1].local_bytes <= comfortable_bytes(caps) &&
-            out[1].tile_q >= 32 && out[1].chunk_d == CLA_ROUND_UP4(dim)) {
-            const struct cla_tile first = out[0];
-            out[0] = out[1];
-            out[1] = first;
-        }
-        if (least == 4)
-            break;
+        if (!best_of_rows(k, p, caps, limit, most, &out[n], n == 0 ? refusals : NULL))
+            continue;
+        // What takes its place if it fails asks for no more of anything.
+        limit = out[n].local_bytes;
+        most = (size_t)(out[n].items_q * out[n].items_k);
+        n++;
+    }
+    // Last the tile of one item: a driver may turn out to allow no more for a kernel with barriers.
+    if (n > 0 && n < max && most > 1) {
+        const struct group_tile *g = &group_tiles[GROUP_TILES - 1];
+        const int32_t chunk = chunk_that_fits(g, dim_of(p), 4, limit);
+        if (chunk)
+            out[n++] = group_choice(g, chunk, p, caps);
     }
     if (n == 0)
         cla_note(refusals, "fused, group shape: no tile fits work-groups of %zu and %zu bytes of "
-                 "local memory; the smallest needs 1 and %d", caps->max_group, caps->local_bytes,
+                 "local memory; the smallest needs 1 and %d", max_items(caps), caps->local_bytes,
                  (int)CLA_GROUP_LOCAL_BYTES(1, 4, 4));
     return n;
 }
@@ -152,15 +329,32 @@ static int rank_group(const struct cla_problem *p, const struct cla_caps *caps,
 // Register blocks: RK x QV scores and RD x QV outputs are accumulated at once, with QV + 1
 // registers to spare of the 16 (width 4 and 8) or 32 (width 16) that such a CPU has.
 struct vector_tile {
-    int32_t width, vecs_q, block_k, block_d, tile_k;
+    int32_t width, vecs_q, block_k, block_d, tile_k_most;
 };
 
-static const struct vector_tile vector_ladder[] = {
+static const struct vector_tile vector_tiles[] = {
     {16, 2, 8, 8, 128}, {16, 1, 8, 8, 128},
     {8, 3, 4, 4, 64},   {8, 2, 6, 4, 64}, {8, 1, 6, 4, 64},
     {4, 4, 2, 2, 64},   {4, 1, 4, 4, 64},
 };
-enum { VECTOR_LADDER = sizeof vector_ladder / sizeof vector_ladder[0] };
+enum {
+    VECTOR_TILES = sizeof vector_tiles / sizeof vector_tiles[0],
+    // V of a tile is read once for each block of channels, so it should stay in the first-level
+    // cache: 32 KiB.
+    VECTOR_TILE_FLOATS = 8192,
+    // Below so many keys the work between tiles counts; masks are read 16 keys at a time.
+    VECTOR_TILE_K_LEAST = 16
+};
+
+// Keys in a tile: whole blocks, as many as V leaves room for, and no more than there can be.
+static int32_t vector_keys(const struct vector_tile *v, const struct cla_problem *p)
+{
+    const int32_t keys = min32(VECTOR_TILE_FLOATS / p->dim_v, v->tile_k_most);
+    const int32_t least = (VECTOR_TILE_K_LEAST + v->block_k - 1) / v->block_k;
+    const int32_t blocks = max32(keys / v->block_k, least);
+    const int32_t needed = (int32_t)(((int64_t)p->max_len_kv + v->block_k - 1) / v->block_k);
+    return min32(blocks, needed) * v->block_k;
+}
 
 static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
                        struct cla_tile *out, int max, struct cla_notes *refusals)
@@ -172,17 +366,23 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
     }
     const int32_t native = caps->native_width_f32;
     const int32_t width = native >= 16 ? 16 : native >= 8 ? 8 : 4;
-    const int64_t rows = (int64_t)p->max_len_q * p->group;
     int n = 0;
-    for (int k = 0; k < VECTOR_LADDER && n < max; k++) {
-        const struct vector_tile *v = &vector_ladder[k];
+    for (int k = 0; k < VECTOR_TILES && n < max; k++) {
+        const struct vector_tile *v = &vector_tiles[k];
+        const int32_t tile_q = v->width * v->vecs_q, tile_k = vector_keys(v, p);
         // Of the tiles that hold all rows of a short problem only the smallest makes sense.
-        if (v->width != width || (v->vecs_q > 1 && rows <= (int64_t)width * (v->vecs_q - 1)))
+        if (v->width != width ||
+            (v->vecs_q > 1 && rows_of(p) <= (int64_t)width * (v->vecs_q - 1)))
             continue;
+        if (v->vecs_q > 1 && leaves_units_idle(p, caps, tile_q)) {
+            cla_note(refusals, "fused, vector shape %d x %d: fewer work-groups than the %d compute "
+                     "units", (int)tile_q, (int)tile_k, (int)caps->compute_units);
+            continue;
+        }
         out[n] = (struct cla_tile){
             .kernel = CLATTN_KERNEL_VECTOR,
-            .tile_q = v->width * v->vecs_q,
-            .tile_k = v->tile_k,
+            .tile_q = tile_q,
+            .tile_k = tile_k,
             .width = v->width,
             .vecs_q = v->vecs_q,
             .block_k = v->block_k,
@@ -191,7 +391,7 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
         snprintf(out[n].reason, sizeof out[n].reason,
                  "vector shape, tile %d x %d: %d vectors of %d rows, the device's native width is "
                  "%d",
-                 (int)out[n].tile_q, (int)v->tile_k, (int)v->vecs_q, (int)v->width, (int)native);
+                 (int)tile_q, (int)tile_k, (int)v->vecs_q, (int)v->width, (int)native);
         n++;
     }
     return n;

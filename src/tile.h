@@ -10,6 +10,10 @@
 #include "problem.h"
 #include "util/notes.h"
 
+// Keys of a row from which sums in one register lose precision (docs/math.md); the group shape then
+// carries rounding errors along.
+enum { CLA_LONG_ROWS_KEYS = 16384 };
+
 // Tile of a fused OpenCL kernel. Fields that a shape does not use are 0.
 struct cla_tile {
     int32_t kernel;  // CLATTN_KERNEL_GROUP or CLATTN_KERNEL_VECTOR
@@ -30,5 +34,23 @@ struct cla_tile {
 // note for each candidate that breaks a limit. Returns how many; 0 with a note saying why.
 int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int32_t kernel,
                   struct cla_tile *out, int max, struct cla_notes *refusals);
+
+// Whether the compiled kernel's own figures (CL_KERNEL_WORK_GROUP_SIZE, CL_KERNEL_LOCAL_MEM_SIZE)
+// leave room for the tile; `why` receives why not. Where a driver's figures are known to be wrong
+// the answer is yes.
+bool cla_tile_fits_kernel(const struct cla_tile *t, const struct cla_caps *caps,
+                          size_t kernel_group, size_t kernel_local_bytes, char *why,
+                          size_t why_size);
+
+// Bytes that one sequence (all heads) of these lengths moves to and from global memory: Q, O, the
+// LSE and the mask once, K and V once for each tile of rows. Exact below 2^53.
+//
+//   heads_kv * (4 * (R * (dim_qk + dim_v + lse) + ceil(R / tile_q) * len_kv * (dim_qk + dim_v))
+//               + mask * R * len_kv),   R = len_q * group
+//
+// What a kernel reads again at once from its cache is not counted (a chunk of Q for the next tile
+// of keys), nor what a window or mask spares it.
+double cla_tile_bytes(const struct cla_problem *p, const struct cla_tile *t, int64_t len_q,
+                      int64_t len_kv);
 
 #endif // CLA_TILE_H

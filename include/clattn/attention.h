@@ -79,8 +79,8 @@ typedef struct clattn_attention_desc {
     int32_t dtype_q;       ///< enum clattn_dtype of Q
     int32_t dtype_kv;      ///< enum clattn_dtype of K and V
     int32_t dtype_o;       ///< enum clattn_dtype of O
-    int32_t dim_qk;        ///< channels of Q and K, 1 to 256
-    int32_t dim_v;         ///< channels of V and O; 0 = dim_qk. For now it must equal dim_qk
+    int32_t dim_qk;        ///< channels of Q and K, 1 to 576
+    int32_t dim_v;         ///< channels of V and O, 1 to 576; 0 = dim_qk
     int32_t heads_q;       ///< query heads, at least 1
     int32_t heads_kv;      ///< key/value heads, a divisor of heads_q; 0 = heads_q
     int32_t max_batch;     ///< bound of call.batch; 0 = any
@@ -169,11 +169,11 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 ///         CLATTN_ERR_SHAPE             heads_q is not a multiple of heads_kv
 ///         CLATTN_ERR_UNSUPPORTED       what is forced can't serve it, or nothing can without the
 ///                                      fallback that is forbidden, or a reserved feature
-///         CLATTN_ERR_FILE              a kernel file is missing
 ///         CLATTN_ERR_OUT_OF_MEMORY
-///         CLATTN_ERR_FILE              a file of kernel_dir includes one that can't be read
-///         CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL, CLATTN_ERR_SELF_TEST  how the last choice failed,
-///                                      where the CPU path was ruled out
+///         CLATTN_ERR_FILE              a kernel file, or what it includes, can't be read
+///         CLATTN_ERR_BUILD, CLATTN_ERR_SELF_TEST, CLATTN_ERR_OPENCL  every choice failed, the last
+///                                      one in this way: to build, in the numbers of its trial, or
+///                                      in an OpenCL call
 /// Threads: any.
 CLATTN_API clattn_status clattn_attention_plan_create(clattn_context *ctx,
                                                       const clattn_attention_desc *desc,
@@ -207,6 +207,10 @@ typedef struct clattn_plan_info {
     int32_t num_refusals; ///< for clattn_plan_get_refusal()
     char reason[256];    ///< why this choice
     char build_options[1024]; ///< options the kernel was compiled with; empty without one
+    /// Bytes that one sequence (all heads) of max_len_q and max_len_kv moves to and from global
+    /// memory: Q, O, LSE and mask once, K and V once for each tile_q rows of a key head, as if no
+    /// key were hidden. 0 where either bound is absent.
+    uint64_t bytes_moved;
 } clattn_plan_info;
 
 /// Fills `info`.

@@ -23,7 +23,9 @@ enum {
     /// Skip the small kernel that checks a device's answer before it is chosen.
     CLATTN_CONTEXT_NO_SELF_TEST = 1u << 1,
     /// Keep no compiled programs on disk, and take none from there.
-    CLATTN_CONTEXT_NO_CACHE = 1u << 2
+    CLATTN_CONTEXT_NO_CACHE = 1u << 2,
+    /// Plan as if the device had no local memory; what max_local_bytes = 0 can't say.
+    CLATTN_CONTEXT_NO_LOCAL_MEMORY = 1u << 3
 };
 
 /// How to make a context. Zero means default for every field but struct_size. `log` is not called
@@ -49,6 +51,13 @@ typedef struct clattn_context_desc {
     /// Bound of that folder's files of clattn, bytes; the ones unused for longest go first. 0 =
     /// $CLATTN_CACHE_MAX_MIB (MiB), else 64 MiB.
     size_t cache_max_bytes;
+    /// Ceiling of the local memory of a work-group, bytes; plans are made as for a device with no
+    /// more. It only lowers the device's own figure. 0 = $CLATTN_MAX_LOCAL_BYTES (where 0 means
+    /// none), and where that is unset or empty the device's own.
+    size_t max_local_bytes;
+    /// Likewise the most work-items of a work-group, in all and in each dimension. 0 =
+    /// $CLATTN_MAX_GROUP (1 or more), and where that is unset or empty the device's own.
+    size_t max_group;
 } clattn_context_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
@@ -106,15 +115,16 @@ CLATTN_API int clattn_has_opencl(void);
 /// @param desc  May be NULL. `flags`, `opencl_library` and the log fields are used.
 /// @param count Receives the number, at least 1.
 /// @return CLATTN_OK, also where there is no OpenCL; CLATTN_ERR_INVALID_ARGUMENT for NULL `count`
-///         and what clattn_context_create() refuses in `desc`; CLATTN_ERR_STRUCT_SIZE;
-///         CLATTN_ERR_OUT_OF_MEMORY.
+///         and for what clattn_context_create() refuses in `desc` and in the environment;
+///         CLATTN_ERR_STRUCT_SIZE; CLATTN_ERR_OUT_OF_MEMORY.
 /// Threads: any.
 CLATTN_API clattn_status clattn_device_count(const clattn_context_desc *desc, int32_t *count);
 
-/// Fills `info` with the facts of the device of this index.
-/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL `info` and what clattn_context_create()
-///         refuses in `desc`; CLATTN_ERR_NO_DEVICE for an index out of range;
-///         CLATTN_ERR_STRUCT_SIZE of either struct; CLATTN_ERR_OUT_OF_MEMORY.
+/// Fills `info` with the facts of the device of this index, lowered to the ceilings of `desc` or of
+/// the environment.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL `info` and as clattn_device_count();
+///         CLATTN_ERR_NO_DEVICE for an index out of range; CLATTN_ERR_STRUCT_SIZE;
+///         CLATTN_ERR_OUT_OF_MEMORY.
 /// Threads: any.
 CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc, int32_t index,
                                                 clattn_device_info *info);
@@ -130,7 +140,9 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 /// @param out  Receives the context; NULL on failure. Destroy it with clattn_context_destroy().
 /// @return CLATTN_OK
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL `out`, unknown flag bits, negative threads, an
-///                                      unknown log_level, cache_dir not NULL
+///                                      unknown log_level, both
+///                                      max_local_bytes and CLATTN_CONTEXT_NO_LOCAL_MEMORY, a
+///                                      $CLATTN_MAX_* that is no number or out of range
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector
 ///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL

@@ -28,10 +28,11 @@ struct cla_algo {
     // Pure. Writes at most `max` tiles, best first; 0 with a note where it cannot serve.
     int (*propose)(const struct cla_problem *p, const struct cla_caps *caps, struct cla_tile *out,
                    int max, struct cla_notes *refusals);
-    // Builds what the proposal needs. `options` receives the build options.
+    // Builds what the proposal needs. `options` receives the build options; `why` what a failure's
+    // status does not say, else it stays as it is.
     clattn_status (*prepare)(clattn_context *ctx, const struct cla_problem *p,
                              const struct cla_tile *tile, struct cla_prepared **out, char *options,
-                             size_t options_size);
+                             size_t options_size, char *why, size_t why_size);
     // For what prepare() made and that failed its trial: builds anew, in place, what had come from
     // the program cache on disk. False where nothing had, or it doesn't build.
     bool (*renew)(clattn_context *ctx, struct cla_prepared *prepared, const char *options);

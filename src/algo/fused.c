@@ -16,9 +16,6 @@ struct cla_prepared {
     struct cla_tile tile;
 };
 
-// Rows over which sums in one register lose precision; see docs/math.md.
-enum { LONG_ROWS_KEYS = 16384 };
-
 static int propose(const struct cla_problem *p, const struct cla_caps *caps, struct cla_tile *out,
                    int max, struct cla_notes *refusals)
 {
@@ -32,13 +29,18 @@ static int propose(const struct cla_problem *p, const struct cla_caps *caps, str
     }
     const int32_t best = cla_caps_vector_shape(caps) ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
     const int32_t first = p->kernel == CLATTN_KERNEL_AUTO ? best : p->kernel;
-    // The other shape is slow here, but right: it comes behind all tiles of the first.
+    const int32_t other =
+        first == CLATTN_KERNEL_GROUP ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
+    // The other shape is right here too, but several times slower than the CPU path: it only
+    // serves where that one may not.
+    const bool both = p->kernel == CLATTN_KERNEL_AUTO &&
+                      (p->algo == CLATTN_ALGO_FUSED || p->no_fallback);
+    if (p->kernel == CLATTN_KERNEL_AUTO && !both)
+        cla_note(refusals, "fused, %s shape: the CPU path is faster than it is on this device",
+                 other == CLATTN_KERNEL_GROUP ? "group" : "vector");
     int n = cla_tile_rank(p, caps, first, out, max, refusals);
-    if (p->kernel == CLATTN_KERNEL_AUTO && n < max) {
-        const int32_t other = first == CLATTN_KERNEL_GROUP ? CLATTN_KERNEL_VECTOR
-                                                           : CLATTN_KERNEL_GROUP;
+    if (both && n < max)
         n += cla_tile_rank(p, caps, other, out + n, max - n, refusals);
-    }
     return n;
 }
 
@@ -63,28 +65,17 @@ static void build_options(const struct cla_problem *p, const struct cla_tile *t,
         snprintf(options + n, size - (size_t)n,
                  " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d",
                  (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
-                 p->max_len_kv > LONG_ROWS_KEYS);
+                 p->max_len_kv > CLA_LONG_ROWS_KEYS);
 }
 
-// The compiled kernel's own figures, where the driver is known to tell the truth.
 static clattn_status check_limits(clattn_context *ctx, const struct cla_kernels *kernels,
-                                  const struct cla_tile *t)
+                                  const struct cla_tile *t, char *why, size_t why_size)
 {
     size_t group = 0, local = 0;
-    const size_t need = t->kernel == CLATTN_KERNEL_GROUP ? (size_t)(t->items_q * t->items_k) : 1;
-    if (ctx->caps.quirks & CLA_QUIRK_KERNEL_QUERIES_LIE)
-        return CLATTN_OK;
     clattn_status st = cla_kernels_limits(kernels, ctx->ocl->device, &group, &local);
-    if (st != CLATTN_OK)
-        return st;
-    if (group < need || local > ctx->caps.local_bytes) {
-        cla_logf(&ctx->log, CLATTN_LOG_DEBUG,
-                 "fused: the compiled kernel allows groups of %zu (needs %zu) and takes %zu bytes "
-                 "of local memory (there are %zu)",
-                 group, need, local, ctx->caps.local_bytes);
-        return CLATTN_ERR_UNSUPPORTED;
-    }
-    return CLATTN_OK;
+    if (st == CLATTN_OK && !cla_tile_fits_kernel(t, &ctx->caps, group, local, why, why_size))
+        st = CLATTN_ERR_UNSUPPORTED;
+    return st;
 }
 
 static void release(struct cla_prepared *prepared)
@@ -96,13 +87,14 @@ static void release(struct cla_prepared *prepared)
 }
 
 static clattn_status make_kernels(clattn_context *ctx, cl_program program,
-                                  struct cla_prepared *prepared)
+                                  struct cla_prepared *prepared, char *why, size_t why_size)
 {
     const bool vector = prepared->tile.kernel == CLATTN_KERNEL_VECTOR;
     clattn_status st = cla_kernels_create(ctx->ocl->cl, program,
                                           vector ? "fused_vector" : "fused_group", &ctx->log,
                                           &prepared->kernels);
-    return st == CLATTN_OK ? check_limits(ctx, prepared->kernels, &prepared->tile) : st;
+    return st == CLATTN_OK ? check_limits(ctx, prepared->kernels, &prepared->tile, why, why_size)
+                           : st;
 }
 
 static const char *file_of(const struct cla_tile *tile)
@@ -113,19 +105,20 @@ static const char *file_of(const struct cla_tile *tile)
 static bool renew(clattn_context *ctx, struct cla_prepared *prepared, const char *options)
 {
     cl_program program = NULL;
+    char why[192] = "";
     const char *file = file_of(&prepared->tile);
     if (cla_ocl_rebuild(ctx, file, options, CLATTN_LOG_WARN, &program) != CLATTN_OK || !program)
         return false;
     cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s: what the program cache had of it failed", file);
     cla_kernels_destroy(&prepared->kernels);
-    const bool ok = make_kernels(ctx, program, prepared) == CLATTN_OK;
+    const bool ok = make_kernels(ctx, program, prepared, why, sizeof why) == CLATTN_OK;
     ctx->ocl->cl->ReleaseProgram(program);
     return ok;
 }
 
 static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
                              const struct cla_tile *tile, struct cla_prepared **out, char *options,
-                             size_t options_size)
+                             size_t options_size, char *why, size_t why_size)
 {
     clattn_status st = CLATTN_OK;
     cl_program program = NULL;
@@ -135,7 +128,7 @@ static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
     prepared->tile = *tile;
     build_options(p, tile, &ctx->caps, options, options_size);
     CLA_TRY(cla_ocl_build(ctx, file_of(tile), options, CLATTN_LOG_WARN, &program));
-    st = make_kernels(ctx, program, prepared);
+    st = make_kernels(ctx, program, prepared, why, why_size);
     if (st != CLATTN_OK && renew(ctx, prepared, options))
         st = CLATTN_OK;
     CLA_TRY(st);
@@ -201,7 +194,8 @@ static void fill_args(const struct cla_problem *p, const struct cla_tile *tile,
 static int64_t keys_within_loop_limit(const struct cla_problem *p, const struct cla_tile *t)
 {
     const int64_t items = (int64_t)t->items_q * t->items_k;
-    const int64_t chunks = (p->dim_qk + t->chunk_d - 1) / t->chunk_d;
+    const int32_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    const int64_t chunks = (dim + t->chunk_d - 1) / t->chunk_d;
     const int64_t quads = t->chunk_d / 4 + 2;
     const int64_t rows = t->tile_q > t->tile_k ? t->tile_q : t->tile_k;
     const int64_t fill = (rows * quads + items - 1) / items + 1;

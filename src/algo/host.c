@@ -40,11 +40,13 @@ static int propose_reference(const struct cla_problem *p, const struct cla_caps 
 // Nothing has to be built.
 static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
                              const struct cla_tile *tile, struct cla_prepared **out, char *options,
-                             size_t options_size)
+                             size_t options_size, char *why, size_t why_size)
 {
     (void)ctx;
     (void)p;
     (void)tile;
+    (void)why;
+    (void)why_size;
     if (options_size)
         options[0] = '\0';
     *out = NULL;

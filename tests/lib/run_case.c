@@ -13,19 +13,21 @@
 
 struct kept_plan {
     struct kept_plan *next;
-    int32_t key[5];
+    int32_t key[6];
     clattn_plan *plan;
 };
 
 clattn_plan *case_plan(struct test_target *t, const struct attn_case *c)
 {
-    const int32_t key[5] = {c->dim, c->heads_q, c->heads_kv, (int32_t)case_features(c), c->align};
+    const int32_t key[6] = {c->dim,   c->heads_q, c->heads_kv, (int32_t)case_features(c),
+                            c->align, case_dim_v(c)};
     for (struct kept_plan *p = t->plans; p; p = p->next)
         if (memcmp(p->key, key, sizeof key) == 0)
             return p->plan;
     clattn_attention_desc desc;
     clattn_attention_desc_init(&desc, sizeof desc);
     desc.dim_qk = c->dim;
+    desc.dim_v = case_dim_v(c);
     desc.heads_q = c->heads_q;
     desc.heads_kv = c->heads_kv;
     desc.features = case_features(c);

@@ -313,6 +313,33 @@ cl_program clCreateProgramWithSource(cl_context context, cl_uint count, const ch
     return (cl_program)(void *)p;
 }
 
+// There are no binaries, which is legal.
+cl_program clCreateProgramWithBinary(cl_context context, cl_uint count, const cl_device_id *devices,
+                                     const size_t *sizes, const unsigned char **binaries,
+                                     cl_int *status, cl_int *code)
+{
+    (void)context;
+    (void)count;
+    (void)devices;
+    (void)sizes;
+    (void)binaries;
+    if (status)
+        *status = CL_INVALID_BINARY;
+    *code = CL_INVALID_BINARY;
+    return NULL;
+}
+
+cl_int clGetProgramInfo(cl_program program, cl_program_info name, size_t size, void *value,
+                        size_t *got)
+{
+    (void)program;
+    (void)name;
+    (void)size;
+    (void)value;
+    (void)got;
+    return CL_INVALID_VALUE;
+}
+
 cl_int clBuildProgram(cl_program program, cl_uint count, const cl_device_id *devices,
                       const char *options, void(CL_CALLBACK *notify)(cl_program, void *),
                       void *user)

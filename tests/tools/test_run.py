@@ -121,10 +121,21 @@ class RunResults(Folder):
             self.check([0.0] * size_of(q), [-math.inf] * count)
 
     def test_every_dimension_class(self):
-        for dim in (1, 3, 7, 8, 17, 64, 100, 255, 256):
+        for dim in (1, 3, 7, 8, 17, 64, 100, 255, 256, 320, 576):
             q, k = (1, 2, 3, dim), (1, 1, 35, dim)
             self.inputs(q, k, pattern(0, q), pattern(1, k), pattern(2, k))
             self.check(*attention(q, self.q, k, self.k, self.v))
+
+    def test_values_with_their_own_dimension(self):
+        for dim_v in (1, 13, 40):
+            v_shape = self.K_SHAPE[:3] + (dim_v,)
+            v = pattern(3, v_shape)
+            self.save("v.npy", v_shape, v)
+            o, lse = attention(self.Q_SHAPE, self.q, self.K_SHAPE, self.k, v, dim_v=dim_v)
+            self.run_ok(*INPUTS, "-o", "o.npy", "--lse", "l.npy", *CPU)
+            self.assertEqual(read_npy(self.path("o.npy"))[0], self.Q_SHAPE[:3] + (dim_v,))
+            self.assert_close(read_npy(self.path("o.npy"))[1], o)
+            self.assert_close(read_npy(self.path("l.npy"))[1], lse)
 
     def test_format_versions_and_one_file_for_all(self):
         want = attention(self.K_SHAPE, self.k, self.K_SHAPE, self.k, self.k)[0]

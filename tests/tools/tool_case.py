@@ -66,15 +66,17 @@ def swap_axes(shape, values):
     return (b, n, h, d), out
 
 
-def attention(q_shape, q, k_shape, k, v, scale=None, causal=None, mask=None):
+def attention(q_shape, q, k_shape, k, v, scale=None, causal=None, mask=None, dim_v=None):
     """O and LSE by the definition. causal: None or the offset; mask(b, h, i, j) or None."""
     batch, heads, len_q, dim = q_shape
     heads_kv, len_kv = k_shape[1], k_shape[2]
     scale = 1 / math.sqrt(dim) if scale is None else scale
+    dim_v = dim_v or dim
     o, lse = [], []
     for b in range(batch):
         for h in range(heads):
-            base = (b * heads_kv + h // (heads // heads_kv)) * len_kv * dim
+            first = (b * heads_kv + h // (heads // heads_kv)) * len_kv
+            base, base_v = first * dim, first * dim_v
             for i in range(len_q):
                 row = q[((b * heads + h) * len_q + i) * dim:][:dim]
                 keys = [j for j in range(len_kv)
@@ -84,8 +86,8 @@ def attention(q_shape, q, k_shape, k, v, scale=None, causal=None, mask=None):
                 top = max(score.values(), default=0)
                 weight = {j: math.exp(score[j] - top) for j in keys}
                 total = sum(weight.values())
-                o += [sum(weight[j] * v[base + j * dim + d] for j in keys) / total if keys else 0.0
-                      for d in range(dim)]
+                o += [sum(weight[j] * v[base_v + j * dim_v + d] for j in keys) / total
+                      if keys else 0.0 for d in range(dim_v)]
                 lse.append(top + math.log(total) if keys else -math.inf)
     return o, lse
 

@@ -178,9 +178,9 @@ static void test_planned_tiles_have_no_conflict(void **state)
     static const size_t max_group[] = {1, 16, 64, 128, 256, 1024};
     static const int32_t rows[] = {1, 2, 4, 8, 16, 32, 64, INT32_MAX};
     // Neighbouring dimensions share tiles, so each one is looked at once.
-    static struct cla_tile seen[2048];
+    static struct cla_tile seen[4096];
     int count = 0;
-    for (int32_t dim = 1; dim <= 256; dim++) {
+    for (int32_t dim = 1; dim <= 576; dim++) {
         for (size_t i = 0; i < 9 * 6 * 8; i++) {
             const struct cla_caps caps = {.type = CLA_DEVICE_GPU, .compiler = true,
                                           .native_width_f32 = 1, .compute_units = 16,
@@ -189,7 +189,8 @@ static void test_planned_tiles_have_no_conflict(void **state)
                                           .local_bytes = local_kib[i / 48] * 1024};
             const struct cla_problem p = {.dim_qk = dim, .dim_v = dim, .group = 1, .heads_q = 1,
                                           .heads_kv = 1, .max_batch = INT32_MAX,
-                                          .max_len_q = rows[i % 8], .max_len_kv = INT32_MAX};
+                                          .max_len_q = rows[i % 8],
+                                          .max_len_kv = dim % 4 ? 4096 : 1 + dim % 33};
             struct cla_tile t[TILES_MAX];
             const int n = cla_tile_rank(&p, &caps, CLATTN_KERNEL_GROUP, t, TILES_MAX, NULL);
             for (int k = 0; k < n; k++) {
@@ -200,7 +201,7 @@ static void test_planned_tiles_have_no_conflict(void **state)
                             seen[s].chunk_d == t[k].chunk_d;
                 if (known)
                     continue;
-                assert_true(count < 2048);
+                assert_true(count < 4096);
                 seen[count++] = t[k];
                 const char *what = first_conflict(t[k].tile_q, t[k].tile_k, t[k].items_q,
                                                   t[k].items_k, t[k].chunk_d);

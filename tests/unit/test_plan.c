@@ -4,12 +4,15 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #include "device_rank.h"
 #include "plan.h"
+#include "planner_devices.h"
 
 // Ranking of the description, which must be legal.
 static void rank(const clattn_attention_desc *desc, const struct cla_caps *caps,
@@ -76,7 +79,7 @@ static void test_auto_ends_with_the_cpu_path(void **state)
     (void)state;
     const struct cla_caps all[] = {cpu_caps(), gpu_caps(), builtin_caps()};
     for (size_t c = 0; c < sizeof all / sizeof all[0]; c++) {
-        for (int32_t dim = 1; dim <= 256; dim++) {
+        for (int32_t dim = 1; dim <= 576; dim++) {
             const clattn_attention_desc d = desc_of(dim);
             struct cla_ranking r;
             rank(&d, &all[c], &r);
@@ -87,7 +90,78 @@ static void test_auto_ends_with_the_cpu_path(void **state)
     }
 }
 
+// ---- there is always a plan --------------------------------------------------------------------
+
+static uint64_t state64;
+
+static int32_t random_from(int32_t least, int32_t most)
+{
+    state64 = state64 * 6364136223846793005u + 1442695040888963407u; // Knuth's MMIX
+    return least + (int32_t)((state64 >> 33) % (uint32_t)(most - least + 1));
+}
+
+static void test_there_is_always_a_plan(void **state)
+{
+    (void)state;
+    const char *given = getenv("CLATTN_TEST_SEED");
+    state64 = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
+    print_message("seed %llu\n", (unsigned long long)state64);
+    for (int i = 0; i < 5000; i++) {
+        struct cla_caps c = planner_devices[random_from(0, DEV_COUNT - 1)];
+        if (i % 2) {
+            c.max_group = (size_t)random_from(0, 300);
+            c.max_items[0] = (size_t)random_from(0, 300);
+            c.local_bytes = (size_t)random_from(0, 5000);
+            c.quirks = random_from(0, 3) ? 0 : CLA_QUIRK_SCALARIZES;
+        }
+        clattn_attention_desc d = desc_of(random_from(1, 576));
+        d.dim_v = random_from(0, 576);
+        d.max_len_q = random_from(0, 1) * random_from(1, 9000);
+        d.max_len_kv = random_from(0, 1) * random_from(1, 9000);
+        d.max_batch = random_from(0, 4);
+        d.heads_kv = 1 << random_from(0, 3);
+        struct cla_ranking r;
+        rank(&d, &c, &r);
+        assert_true(r.count >= 1);
+        assert_int_equal(r.choice[r.count - 1].algo->id, CLATTN_ALGO_HOST);
+        for (int k = 0; k < r.count; k++) {
+            const struct cla_tile *t = &r.choice[k].tile;
+            assert_true(t->reason[0] && t->tile_q >= 1 && t->tile_k >= 1);
+            assert_true(t->local_bytes <= c.local_bytes);
+            assert_true((size_t)(t->items_q * t->items_k) <= c.max_group);
+        }
+    }
+}
+
 #if CLA_HAVE_OPENCL
+// Without local memory, or with work-groups of 1, there is a plan, and it says why.
+static void test_devices_with_next_to_nothing(void **state)
+{
+    (void)state;
+    const clattn_attention_desc d = desc_of(64);
+    struct cla_ranking r;
+    rank(&d, &planner_devices[DEV_NO_LOCAL], &r);
+    assert_int_equal(r.count, 1);
+    assert_int_equal(r.choice[0].algo->id, CLATTN_ALGO_HOST);
+    assert_true(refused_with(&r, "0 bytes of local memory; the smallest needs 1 and 128"));
+    assert_true(refused_with(&r, "vector shape: the CPU path is faster"));
+    clattn_attention_desc alone = d;
+    alone.flags = CLATTN_NO_FALLBACK;
+    rank(&alone, &planner_devices[DEV_NO_LOCAL], &r);
+    assert_true(r.count >= 1);
+    assert_int_equal(r.choice[0].tile.kernel, CLATTN_KERNEL_VECTOR);
+    struct cla_caps c = planner_devices[DEV_NO_LOCAL];
+    c.max_group = c.max_items[0] = 1;
+    c.local_bytes = 128;
+    rank(&d, &c, &r);
+    assert_int_equal(r.count, 2);
+    assert_int_equal(r.choice[0].tile.kernel, CLATTN_KERNEL_GROUP);
+    assert_int_equal(r.choice[0].tile.local_bytes, 128);
+    rank(&d, &planner_devices[DEV_APPLE_CPU], &r);
+    assert_int_equal(r.choice[0].tile.kernel, CLATTN_KERNEL_VECTOR);
+    assert_true(refused_with(&r, "group shape: the CPU path is faster"));
+}
+
 static void test_shape_by_facts(void **state)
 {
     (void)state;
@@ -286,9 +360,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_auto_ends_with_the_cpu_path),
+        cmocka_unit_test(test_there_is_always_a_plan),
         cmocka_unit_test(test_forced_algorithm_stands_alone),
         cmocka_unit_test(test_forced_fused_without_device_says_why),
 #if CLA_HAVE_OPENCL
+        cmocka_unit_test(test_devices_with_next_to_nothing),
         cmocka_unit_test(test_shape_by_facts),
         cmocka_unit_test(test_forced_shape_has_no_other),
         cmocka_unit_test(test_no_fallback),

@@ -88,13 +88,16 @@ static void test_desc_defaults(void **state)
     assert_int_equal(p.max_len_q, INT32_MAX);
     assert_int_equal(p.max_len_kv, INT32_MAX);
     assert_false(p.causal || p.mask || p.lse || p.no_fallback);
-    d = desc_of(6, 2, 256);
+    d = desc_of(6, 2, 576);
+    d.dim_v = 1;
     d.features = CLATTN_FEATURE_CAUSAL | CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE;
     d.flags = CLATTN_NO_FALLBACK;
     d.align = CLATTN_ALIGN_TOP_LEFT;
     d.max_len_kv = 77;
     p = problem_of(&d);
     assert_int_equal(p.group, 3);
+    assert_int_equal(p.dim_qk, 576);
+    assert_int_equal(p.dim_v, 1);
     assert_true(p.causal && p.mask && p.lse && p.no_fallback);
     assert_int_equal(p.align, CLATTN_ALIGN_TOP_LEFT);
     assert_int_equal(p.max_len_kv, 77);
@@ -115,7 +118,7 @@ static void test_desc_refusals(void **state)
         {4, -1, 64, CLATTN_ERR_INVALID_ARGUMENT, "heads_kv is -1"},
         {4, 4, 0, CLATTN_ERR_INVALID_ARGUMENT, "dim_qk is 0"},
         {4, 4, -8, CLATTN_ERR_INVALID_ARGUMENT, "dim_qk is -8"},
-        {4, 4, 257, CLATTN_ERR_INVALID_ARGUMENT, "dim_qk is 257"},
+        {4, 4, 577, CLATTN_ERR_INVALID_ARGUMENT, "dim_qk is 577"},
     };
     for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
         const clattn_attention_desc d = desc_of(rows[n].heads_q, rows[n].heads_kv, rows[n].dim);

@@ -42,7 +42,7 @@ static void set_strides(struct view *w, int32_t layout, size_t b, size_t h, size
 // `slot` 0, 1, 2 = Q, K, V; 3 = O.
 static struct view tensor_view(const struct attn_case *c, int slot)
 {
-    const size_t batch = (size_t)c->batch, dim = (size_t)c->dim;
+    const size_t batch = (size_t)c->batch, dim = (size_t)(slot < 2 ? c->dim : case_dim_v(c));
     const bool kv = slot == 1 || slot == 2;
     const size_t heads = (size_t)(kv ? c->heads_kv : c->heads_q);
     const size_t len = (size_t)(kv ? c->len_kv : c->len_q);

@@ -82,6 +82,8 @@ static void add_dims(void)
         {129, KIND_CAUSAL, LEVEL_FULL}, {160, KIND_MASK, LEVEL_FULL},
         {192, KIND_CAUSAL, LEVEL_FULL}, {200, KIND_NONE, LEVEL_FULL},
         {255, KIND_MASK, LEVEL_FULL},   {256, KIND_NONE, LEVEL_SMALL},
+        {320, KIND_CAUSAL, LEVEL_FULL}, {512, KIND_NONE, LEVEL_FULL},
+        {576, KIND_MASK, LEVEL_FULL},
     };
     for (int n = 0; n < COUNT(rows); n++) {
         const int32_t d = rows[n].dim;
@@ -96,6 +98,36 @@ static void add_dims(void)
             add(shape(core_dims[n], 3, 2, 1, 33, 66, (enum kind)kind), "core-%d-%d", core_dims[n],
                 kind)
                 ->level = LEVEL_MEDIUM;
+}
+
+// V with channels of its own: the pairs of multi-head latent attention, one above the other, and
+// both sides of the chunks and vectors.
+static void add_dims_v(void)
+{
+    static const struct {
+        int32_t dim, dim_v;
+        enum kind kind;
+        int level;
+    } rows[] = {
+        {24, 16, KIND_CAUSAL, LEVEL_SMALL}, {16, 72, KIND_NONE, LEVEL_MEDIUM},
+        {5, 33, KIND_MASK, LEVEL_FULL},     {100, 1, KIND_NONE, LEVEL_FULL},
+        {192, 128, KIND_CAUSAL, LEVEL_FULL}, {64, 320, KIND_MASK, LEVEL_FULL},
+        {576, 512, KIND_NONE, LEVEL_FULL},
+    };
+    for (int n = 0; n < COUNT(rows); n++) {
+        const int32_t d = rows[n].dim, e = rows[n].dim_v;
+        struct attn_case *c = add(shape(d, 2, 4, 2, 5, 40, rows[n].kind), "dim-%d-%d-short", d, e);
+        c->dim_v = e;
+        c->level = rows[n].level;
+        c = add(shape(d, 1, 2, 2, 37, 75, rows[n].kind), "dim-%d-%d", d, e);
+        c->dim_v = e;
+        c->level = rows[n].level == LEVEL_SMALL ? LEVEL_MEDIUM : rows[n].level;
+        c->layout = n % 2 ? LAY_BSHD : LAY_PADDED;
+        c = add(shape(d, 1, 2, 1, 9, 70, rows[n].kind), "dim-%d-%d-v-partly-nan", d, e);
+        c->dim_v = e;
+        c->level = rows[n].level == LEVEL_SMALL ? LEVEL_MEDIUM : rows[n].level;
+        c->input = rows[n].kind == KIND_NONE ? IN_LARGE : IN_V_PARTLY_NAN;
+    }
 }
 
 static void add_lengths(void)
@@ -264,6 +296,7 @@ const struct attn_case *attn_cases(int *count)
 {
     if (list_count == 0) {
         add_dims();
+        add_dims_v();
         add_lengths();
         add_groups();
         add_causal();

@@ -52,6 +52,7 @@ enum case_input {
 struct attn_case {
     char name[56];
     int32_t dim, batch, heads_q, heads_kv, len_q, len_kv;
+    int32_t dim_v; // channels of V and O; 0 = dim
     bool causal;
     int32_t align;  // enum clattn_align
     bool has_scale; // else 1 / sqrt(dim)
@@ -63,6 +64,11 @@ struct attn_case {
     uint64_t seed;
     int32_t level; // enum test_level
 };
+
+static inline int32_t case_dim_v(const struct attn_case *c)
+{
+    return c->dim_v ? c->dim_v : c->dim;
+}
 
 // The bounds that every case keeps, so that cases share their plans.
 enum { CASE_MAX_LEN = 512 };

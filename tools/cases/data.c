@@ -93,21 +93,22 @@ static bool hidden_from_all(const struct attn_case *c, size_t j)
 
 static void poison_keys(const struct attn_case *c, struct attn_data *d)
 {
-    const size_t dim = (size_t)c->dim, len = (size_t)c->len_kv;
+    const size_t dim = (size_t)c->dim, dim_v = (size_t)case_dim_v(c), len = (size_t)c->len_kv;
     const size_t heads = (size_t)c->batch * (size_t)c->heads_kv;
     for (size_t h = 0; h < heads; h++)
         for (size_t j = 0; j < len; j++) {
-            float *k = d->k + (h * len + j) * dim, *v = d->v + (h * len + j) * dim;
-            if (c->input == IN_HIDDEN_NAN && hidden_from_all(c, j))
-                for (size_t x = 0; x < dim; x++) {
+            float *k = d->k + (h * len + j) * dim, *v = d->v + (h * len + j) * dim_v;
+            if (c->input == IN_HIDDEN_NAN && hidden_from_all(c, j)) {
+                for (size_t x = 0; x < dim; x++)
                     k[x] = poison(j + x);
+                for (size_t x = 0; x < dim_v; x++)
                     v[x] = poison(j + x + h);
-                }
+            }
             if (c->input == IN_V_PARTLY_NAN && j % 7 == 3)
-                v[j % dim] = poison(j);
+                v[j % dim_v] = poison(j);
             if (c->input == IN_NEG_INF && j % 3 == 0) {
                 k[0] = -INFINITY;
-                v[j % dim] = NAN;
+                v[j % dim_v] = NAN;
             }
             if (c->input == IN_NEG_BIG) {
                 memset(k, 0, dim * sizeof *k);
@@ -146,9 +147,9 @@ static void shape_queries(const struct attn_case *c, struct attn_data *d)
 }
 
 // One batch or one head of K or V stands for all where the layout gives it stride 0.
-static void broadcast(const struct attn_case *c, float *x)
+static void broadcast(const struct attn_case *c, float *x, int32_t dim)
 {
-    const size_t block = (size_t)c->len_kv * (size_t)c->dim, heads = (size_t)c->heads_kv;
+    const size_t block = (size_t)c->len_kv * (size_t)dim, heads = (size_t)c->heads_kv;
     for (size_t b = 0; b < (size_t)c->batch; b++)
         for (size_t h = 0; h < heads; h++) {
             const size_t from = c->layout == LAY_BCAST_BATCH ? h : b * heads;
@@ -184,7 +185,7 @@ void attn_tolerance(const struct attn_case *c, const float *q, const float *k, c
     const double scale = c->has_scale ? (double)c->scale : 1 / sqrt((double)c->dim);
     const double score = fabs(scale) * max_norm(q, rows_q, dim) * max_norm(k, rows_kv, dim);
     double v_max = 0;
-    for (size_t n = 0; n < rows_kv * dim; n++)
+    for (size_t n = 0; n < rows_kv * (size_t)case_dim_v(c); n++)
         if (isfinite(v[n]))
             v_max = fmax(v_max, fabs((double)v[n]));
     const double unit = (8 + score) * FLT_EPSILON;
@@ -228,10 +229,10 @@ static uint8_t *lower_mask(const struct attn_case *c, const uint8_t *mask)
     return out;
 }
 
-static float *repeat_heads(const struct attn_case *c, const float *x)
+static float *repeat_heads(const struct attn_case *c, const float *x, int32_t dim)
 {
     const size_t group = (size_t)(c->heads_q / c->heads_kv);
-    const size_t block = (size_t)c->len_kv * (size_t)c->dim;
+    const size_t block = (size_t)c->len_kv * (size_t)dim;
     const size_t heads = (size_t)c->batch * (size_t)c->heads_q;
     float *out = malloc((heads * block + 1) * sizeof *out);
     for (size_t h = 0; out && h < heads; h++)
@@ -245,12 +246,13 @@ bool attn_expect(const struct attn_case *c, const float *q, const float *k, cons
     bool ok = false;
     clattn_plan *plan = NULL;
     uint8_t *full = lower_mask(c, mask);
-    float *k_all = repeat_heads(c, k), *v_all = repeat_heads(c, v);
+    float *k_all = repeat_heads(c, k, c->dim), *v_all = repeat_heads(c, v, case_dim_v(c));
     if (!full || !k_all || !v_all || !open_oracle())
         goto done;
     clattn_attention_desc desc;
     clattn_attention_desc_init(&desc, sizeof desc);
     desc.dim_qk = c->dim;
+    desc.dim_v = case_dim_v(c);
     desc.heads_q = c->heads_q;
     desc.features = CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE;
     desc.algo = CLATTN_ALGO_REFERENCE;
@@ -286,8 +288,8 @@ bool attn_data_make(const struct attn_case *c, struct attn_data *d)
     memset(d, 0, sizeof *d);
     d->q = normals(&rng, rows_q * (size_t)c->dim);
     d->k = normals(&rng, rows_kv * (size_t)c->dim);
-    d->v = normals(&rng, rows_kv * (size_t)c->dim);
-    d->o = calloc(rows_q * (size_t)c->dim + 1, sizeof *d->o);
+    d->v = normals(&rng, rows_kv * (size_t)case_dim_v(c));
+    d->o = calloc(rows_q * (size_t)case_dim_v(c) + 1, sizeof *d->o);
     d->lse = calloc(rows_q + 1, sizeof *d->lse);
     if (!d->q || !d->k || !d->v || !d->o || !d->lse)
         goto fail;
@@ -296,8 +298,8 @@ bool attn_data_make(const struct attn_case *c, struct attn_data *d)
     shape_queries(c, d);
     poison_keys(c, d);
     if (c->layout == LAY_BCAST_BATCH || c->layout == LAY_BCAST_HEAD) {
-        broadcast(c, d->k);
-        broadcast(c, d->v);
+        broadcast(c, d->k, c->dim);
+        broadcast(c, d->v, case_dim_v(c));
     }
     attn_tolerance(c, d->q, d->k, d->v, &d->tol_o, &d->tol_lse);
     if (attn_expect(c, d->q, d->k, d->v, d->mask, d->o, d->lse))

@@ -11,9 +11,9 @@
 
 struct attn_data {
     float *q;       // [batch, heads_q, len_q, dim]
-    float *k, *v;   // [batch, heads_kv, len_kv, dim]
+    float *k, *v;   // [batch, heads_kv, len_kv, dim], for V dim_v
     uint8_t *mask;  // [batch, heads_q, len_q, len_kv] with all axes written out; NULL without one
-    float *o;       // expected
+    float *o;       // expected, [batch, heads_q, len_q, dim_v]
     float *lse;     // expected, [batch, heads_q, len_q]
     struct tolerance tol_o, tol_lse;
 };
