@@ -93,7 +93,10 @@ static void add_line(struct bench_report *report, const struct tool_session *s,
     const char *cells[COLUMNS];
     int count = 0;
 
-    snprintf(text[COL_DEVICE], sizeof *text, "[%d]", (int)s->device.index);
+    if (s->device.index < 0)
+        snprintf(text[COL_DEVICE], sizeof *text, "[cpu]");
+    else
+        snprintf(text[COL_DEVICE], sizeof *text, "[%d]", (int)s->device.index);
     snprintf(text[COL_CASE], sizeof *text, "%s", row->name[0] ? row->name : "-");
     bench_shape_text(&row->p, text[COL_SHAPE], sizeof *text);
     snprintf(text[COL_CAUSAL], sizeof *text, "%s", row->p.causal ? "yes" : "no");

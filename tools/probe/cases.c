@@ -51,7 +51,7 @@ static void shape_text(const struct attn_case *c, char *text, size_t size)
 {
     const struct tool_problem p = {.batch = c->batch, .heads_q = c->heads_q,
                                    .heads_kv = c->heads_kv, .len_q = c->len_q,
-                                   .len_kv = c->len_kv, .dim_qk = c->dim, .dim_v = c->dim};
+                                   .len_kv = c->len_kv, .dim_qk = c->dim, .dim_v = case_dim_v(c)};
 
     tool_shape_text(&p, text, size);
 }
@@ -71,14 +71,15 @@ json_t *probe_case_entry(const struct attn_case *c, const char *result, const ch
 // Cases share their plans, since compiling takes longest.
 struct probe_kept_plan {
     struct probe_kept_plan *next;
-    int32_t key[5];
+    int32_t key[6];
     clattn_plan *plan;
 };
 
 static clattn_status plan_of(struct tool_session *s, struct probe_kept_plan **kept,
                              const struct attn_case *c, int step, clattn_plan **plan)
 {
-    const int32_t key[5] = {c->dim, c->heads_q, c->heads_kv, (int32_t)case_features(c), c->align};
+    const int32_t key[6] = {c->dim,   c->heads_q, c->heads_kv, (int32_t)case_features(c),
+                            c->align, case_dim_v(c)};
     clattn_attention_desc desc;
 
     for (struct probe_kept_plan *p = *kept; p; p = p->next) {
@@ -92,6 +93,7 @@ static clattn_status plan_of(struct tool_session *s, struct probe_kept_plan **ke
         return CLATTN_ERR_OUT_OF_MEMORY;
     clattn_attention_desc_init(&desc, sizeof desc);
     desc.dim_qk = c->dim;
+    desc.dim_v = case_dim_v(c);
     desc.heads_q = c->heads_q;
     desc.heads_kv = c->heads_kv;
     desc.features = case_features(c);
