@@ -144,7 +144,7 @@ clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
         return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "bytes is NULL");
     if (call) {
         struct cla_call checked;
-        clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_size(plan->ctx),
+        clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx),
                                           plan->ctx, &plan->ctx->log, &checked);
         if (st != CLATTN_OK)
             return st;
@@ -216,7 +216,7 @@ clattn_status clattn_attention_run(const clattn_plan *plan, const clattn_attenti
     if (!plan)
         return CLATTN_ERR_INVALID_ARGUMENT;
     struct cla_call checked;
-    clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_size(plan->ctx),
+    clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx),
                                       plan->ctx, &plan->ctx->log, &checked);
     if (st != CLATTN_OK || checked.batch == 0 || checked.len_q == 0)
         return st;

@@ -79,7 +79,7 @@ clattn_status clattn_attention_enqueue(const clattn_plan *plan, const clattn_att
         return cla_fail(log, CLATTN_ERR_NO_OPENCL,
                         "enqueue: the plan is of the built-in CPU path, which has no queue");
     CLA_TRY(cla_queue_check(ctx, queue, num_wait, wait));
-    CLA_TRY(cla_call_check(&plan->problem, call, cla_context_mem_size(ctx), ctx, log, &checked));
+    CLA_TRY(cla_call_check(&plan->problem, call, cla_context_mem_facts(ctx), ctx, log, &checked));
     CLA_TRY(check_kinds(plan, &checked));
     if (checked.batch == 0 || checked.len_q == 0) {
         if (done_event)

@@ -424,9 +424,9 @@ struct cla_worker *cla_context_worker(clattn_context *ctx)
     return worker;
 }
 
-clattn_status (*cla_context_mem_size(const clattn_context *ctx))(void *, void *, size_t *)
+cla_mem_fn cla_context_mem_facts(const clattn_context *ctx)
 {
-    return ctx->ocl ? cla_ocl_mem_size : NULL;
+    return ctx->ocl ? cla_ocl_mem_facts : NULL;
 }
 
 clattn_status clattn_context_get_device_info(const clattn_context *ctx, clattn_device_info *info)
@@ -484,7 +484,7 @@ static clattn_status check_copy(clattn_context *ctx, const char *name, const cla
         return cla_fail(&ctx->log, CLATTN_ERR_BUFFER_TOO_SMALL,
                         "%s.buf.offset_bytes is %zu, from where no memory has %zu bytes", name,
                         buf->offset_bytes, bytes);
-    return cla_buf_check(name, buf, 1, buf->offset_bytes + bytes, cla_context_mem_size(ctx), ctx,
+    return cla_buf_check(name, buf, 1, buf->offset_bytes + bytes, cla_context_mem_facts(ctx), ctx,
                          &ctx->log);
 }
 

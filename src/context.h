@@ -5,6 +5,7 @@
 
 #include "caps.h"
 #include "clattn/attention.h"
+#include "problem.h"
 #include "util/log.h"
 #include "util/os.h"
 
@@ -37,9 +38,8 @@ struct cla_worker *cla_context_worker(clattn_context *ctx);
 void cla_context_job_began(clattn_context *ctx);
 void cla_context_job_ended(clattn_context *ctx);
 
-// What gives cla_call_check() the size of a cl_mem; NULL where the context has no OpenCL.
-clattn_status (*cla_context_mem_size(const clattn_context *ctx))(void *ctx, void *mem,
-                                                                 size_t *bytes);
+// For cla_call_check(); NULL where the context has no OpenCL.
+cla_mem_fn cla_context_mem_facts(const clattn_context *ctx);
 
 // ---- the OpenCL half; in a build without OpenCL these say that there is none -------------------
 
@@ -58,7 +58,7 @@ clattn_status cla_ocl_self_test(clattn_context *ctx);
 void cla_ocl_close(struct cla_ocl **ocl);
 
 uint64_t cla_ocl_build_count(const struct cla_ocl *ocl);
-clattn_status cla_ocl_mem_size(void *ctx, void *mem, size_t *bytes);
+clattn_status cla_ocl_mem_facts(void *ctx, void *mem, struct cla_mem_facts *facts);
 clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem);
 void cla_ocl_mem_destroy(clattn_context *ctx, void *mem);
 clattn_status cla_ocl_mem_write(clattn_context *ctx, void *mem, size_t offset, const void *src,

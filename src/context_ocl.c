@@ -237,18 +237,27 @@ uint64_t cla_ocl_build_count(const struct cla_ocl *ocl)
 
 // ---- memory ------------------------------------------------------------------------------------
 
-clattn_status cla_ocl_mem_size(void *ctx, void *mem, size_t *bytes)
+clattn_status cla_ocl_mem_facts(void *ctx, void *mem, struct cla_mem_facts *facts)
 {
     const struct cla_ocl *ocl = ((const clattn_context *)ctx)->ocl;
     cl_context context = NULL;
     cl_mem_object_type type = 0;
+    cl_mem root = NULL;
     if (ocl->cl->GetMemObjectInfo(mem, CL_MEM_CONTEXT, sizeof context, &context, NULL) ||
         ocl->cl->GetMemObjectInfo(mem, CL_MEM_TYPE, sizeof type, &type, NULL) ||
-        ocl->cl->GetMemObjectInfo(mem, CL_MEM_SIZE, sizeof *bytes, bytes, NULL))
+        ocl->cl->GetMemObjectInfo(mem, CL_MEM_SIZE, sizeof facts->bytes, &facts->bytes, NULL))
         return CLATTN_ERR_BUFFER_MISSING;
     if (context != ocl->context)
         return CLATTN_ERR_WRONG_CONTEXT;
-    return type == CL_MEM_OBJECT_BUFFER ? CLATTN_OK : CLATTN_ERR_BUFFER_MISSING;
+    if (type != CL_MEM_OBJECT_BUFFER)
+        return CLATTN_ERR_BUFFER_MISSING;
+    facts->root = mem;
+    facts->root_offset = 0;
+    if (!ocl->cl->GetMemObjectInfo(mem, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof root, &root, NULL) &&
+        root && !ocl->cl->GetMemObjectInfo(mem, CL_MEM_OFFSET, sizeof facts->root_offset,
+                                           &facts->root_offset, NULL))
+        facts->root = root;
+    return CLATTN_OK;
 }
 
 clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem)

@@ -47,16 +47,16 @@ uint64_t cla_ocl_build_count(const struct cla_ocl *ocl)
     return 0;
 }
 
-clattn_status cla_ocl_mem_size(void *ctx, void *mem, size_t *bytes)
+clattn_status cla_ocl_mem_facts(void *ctx, void *mem, struct cla_mem_facts *facts)
 {
     (void)mem;
-    (void)bytes;
+    (void)facts;
     return none(&((const clattn_context *)ctx)->log);
 }
 
 clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem)
 {
-    (void)bytes;
+    (void)facts;
     *mem = NULL;
     return none(&ctx->log);
 }

@@ -188,7 +188,7 @@ done:
 struct checker {
     const struct cla_problem *p;
     const struct cla_log *log;
-    cla_mem_size_fn size_of;
+    cla_mem_fn mem_facts;
     void *user;
 };
 
@@ -200,24 +200,26 @@ static bool add_product(int64_t *acc, int64_t a, int64_t b)
 }
 
 // Size of a cl_mem, or why it is none that can be used.
-static clattn_status mem_size(const char *name, const clattn_buf *buf, cla_mem_size_fn size_of,
+static clattn_status mem_size(const char *name, const clattn_buf *buf, cla_mem_fn mem_facts,
                               void *user, const struct cla_log *log, size_t *whole)
 {
-    if (!size_of)
+    if (!mem_facts)
         return cla_fail(log, CLATTN_ERR_BUFFER_MISSING,
                         "%s.buf.kind is %d, a cl_mem, but the context has no OpenCL device", name,
                         (int)buf->kind);
-    const clattn_status st = size_of(user, buf->ptr, whole);
+    struct cla_mem_facts facts = {0};
+    const clattn_status st = mem_facts(user, buf->ptr, &facts);
     if (st == CLATTN_ERR_WRONG_CONTEXT)
         return cla_fail(log, st, "%s.buf.ptr %p is a cl_mem of another context", name, buf->ptr);
     if (st != CLATTN_OK)
         return cla_fail(log, st, "%s.buf.ptr %p is no cl_mem, or none that is a buffer", name,
                         buf->ptr);
+    *whole = facts.bytes;
     return CLATTN_OK;
 }
 
 clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem_bytes,
-                            size_t end_bytes, cla_mem_size_fn size_of, void *user,
+                            size_t end_bytes, cla_mem_fn mem_facts, void *user,
                             const struct cla_log *log)
 {
     if (buf->reserved)
@@ -240,7 +242,7 @@ clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem
     size_t size = buf->size_bytes;
     if (buf->kind == CLATTN_BUF_CL_MEM) {
         size_t whole = 0;
-        const clattn_status st = mem_size(name, buf, size_of, user, log, &whole);
+        const clattn_status st = mem_size(name, buf, mem_facts, user, log, &whole);
         if (st != CLATTN_OK)
             return st;
         if (size > whole)
@@ -260,7 +262,7 @@ clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem
 static clattn_status check_buf(const struct checker *c, const char *name, const clattn_buf *buf,
                                size_t elem_bytes, size_t end_bytes)
 {
-    return cla_buf_check(name, buf, elem_bytes, end_bytes, c->size_of, c->user, c->log);
+    return cla_buf_check(name, buf, elem_bytes, end_bytes, c->mem_facts, c->user, c->log);
 }
 
 // What overflows is the caller's strides, or the shape where they follow from it.
@@ -436,36 +438,47 @@ static clattn_status check_lse(const struct checker *c, const clattn_buf *buf,
 
 // ---- call: overlaps ----------------------------------------------------------------------------
 
-// The bytes that a tensor reaches; end = 0 for one without memory.
-struct range {
-    const char *name;
-    const clattn_buf *buf;
-    size_t end_bytes;
-};
-
-bool cla_bufs_overlap(const clattn_buf *a, size_t a_end, const clattn_buf *b, size_t b_end)
+// Start and end of a range in the memory that it lies in.
+static void *range_in(const struct cla_buf_range *r, cla_mem_fn mem_facts, void *user,
+                      uintptr_t *begin, uintptr_t *end)
 {
-    if (!a_end || !b_end || a->kind != b->kind)
-        return false;
-    if (a->kind == CLATTN_BUF_HOST) {
-        const uintptr_t pa = (uintptr_t)a->ptr, pb = (uintptr_t)b->ptr;
-        return pa + a->offset_bytes < pb + b_end && pb + b->offset_bytes < pa + a_end;
+    struct cla_mem_facts facts = {0};
+    uintptr_t base = 0;
+    void *root = r->buf->ptr;
+    if (r->buf->kind == CLATTN_BUF_HOST) {
+        base = (uintptr_t)root;
+        root = NULL; // there is one host memory
+    } else if (mem_facts && mem_facts(user, root, &facts) == CLATTN_OK && facts.root) {
+        base = facts.root_offset;
+        root = facts.root;
     }
-    return a->ptr == b->ptr && a->offset_bytes < b_end && b->offset_bytes < a_end;
+    *begin = base + r->buf->offset_bytes;
+    *end = base + r->end_bytes;
+    return root;
 }
 
-static clattn_status check_overlaps(const struct cla_log *log, const struct cla_call *call,
+bool cla_ranges_overlap(const struct cla_buf_range *a, const struct cla_buf_range *b,
+                        cla_mem_fn mem_facts, void *user)
+{
+    uintptr_t a0, a1, b0, b1;
+    if (!a->end_bytes || !b->end_bytes || a->buf->kind != b->buf->kind)
+        return false;
+    return range_in(a, mem_facts, user, &a0, &a1) == range_in(b, mem_facts, user, &b0, &b1) &&
+           a0 < b1 && b0 < a1;
+}
+
+static clattn_status check_overlaps(const struct checker *c, const struct cla_call *call,
                                     size_t lse_end)
 {
-    const struct range r[6] = {
+    const struct cla_buf_range r[6] = {
         {"o", &call->o.buf, call->o.end_bytes},     {"lse", &call->lse, lse_end},
         {"q", &call->q.buf, call->q.end_bytes},     {"k", &call->k.buf, call->k.end_bytes},
         {"v", &call->v.buf, call->v.end_bytes},     {"mask", &call->mask.buf, call->mask.end_bytes},
     };
     for (int out = 0; out < 2; out++) {
         for (int other = out + 1; other < 6; other++) {
-            if (cla_bufs_overlap(r[out].buf, r[out].end_bytes, r[other].buf, r[other].end_bytes))
-                return cla_fail(log, CLATTN_ERR_OVERLAP,
+            if (cla_ranges_overlap(&r[out], &r[other], c->mem_facts, c->user))
+                return cla_fail(c->log, CLATTN_ERR_OVERLAP,
                                 "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", r[out].name,
                                 r[out].buf->offset_bytes, r[out].end_bytes, r[other].name,
                                 r[other].buf->offset_bytes, r[other].end_bytes);
@@ -528,11 +541,11 @@ done:
 }
 
 clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention_call *in,
-                             cla_mem_size_fn size_of, void *user, const struct cla_log *log,
+                             cla_mem_fn mem_facts, void *user, const struct cla_log *log,
                              struct cla_call *out)
 {
     clattn_status st = CLATTN_OK;
-    const struct checker c = {p, log, size_of, user};
+    const struct checker c = {p, log, mem_facts, user};
     clattn_attention_call call;
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call is NULL");
@@ -573,7 +586,7 @@ clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention
     // No algorithm needs any yet; one that is brought has to be memory all the same.
     if (call.workspace.kind != CLATTN_BUF_ABSENT)
         CLA_TRY(check_buf(&c, "workspace", &call.workspace, 1, 0));
-    CLA_TRY(check_overlaps(log, out, lse_end));
+    CLA_TRY(check_overlaps(&c, out, lse_end));
 done:
     return st;
 }

@@ -66,19 +66,26 @@ struct cla_host_mem {
 clattn_status cla_problem_from_desc(const clattn_attention_desc *desc, const struct cla_log *log,
                                     struct cla_problem *out);
 
-// Gives the byte size of a cl_mem; CLATTN_ERR_WRONG_CONTEXT for one of another context,
+// What is known of a cl_mem. A sub-buffer lies in `root` from root_offset on; others are their own.
+struct cla_mem_facts {
+    size_t bytes;
+    void *root;
+    size_t root_offset;
+};
+
+// Gives the facts of a cl_mem; CLATTN_ERR_WRONG_CONTEXT for one of another context,
 // CLATTN_ERR_BUFFER_MISSING for what is no buffer. Does not log.
-typedef clattn_status (*cla_mem_size_fn)(void *user, void *mem, size_t *bytes);
+typedef clattn_status (*cla_mem_fn)(void *user, void *mem, struct cla_mem_facts *facts);
 
 // A buffer of elements of `elem_bytes` that is used up to `end_bytes`, counted from its start.
-// `size_of` is NULL where no cl_mem is legal. Logs what is wrong with it.
+// `mem_facts` is NULL where no cl_mem is legal. Logs what is wrong with it.
 clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem_bytes,
-                            size_t end_bytes, cla_mem_size_fn size_of, void *user,
+                            size_t end_bytes, cla_mem_fn mem_facts, void *user,
                             const struct cla_log *log);
 
 // call -> checked call. Logs what is wrong with the values.
 clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention_call *call,
-                             cla_mem_size_fn size_of, void *user, const struct cla_log *log,
+                             cla_mem_fn mem_facts, void *user, const struct cla_log *log,
                              struct cla_call *out);
 
 // Copies the caller's struct of any known size into `out`, the tail zeroed. Refuses a size below
@@ -92,7 +99,16 @@ clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, v
 // Zeroes the caller's struct and notes its size.
 void cla_struct_init(void *s, size_t size);
 
-// Whether the bytes from the offset to `end` of two buffers meet; end 0 = nothing there.
-bool cla_bufs_overlap(const clattn_buf *a, size_t a_end, const clattn_buf *b, size_t b_end);
+// A range of bytes of a buffer, from its offset to `end_bytes`; 0 = nothing there.
+struct cla_buf_range {
+    const char *name;
+    const clattn_buf *buf;
+    size_t end_bytes;
+};
+
+// Whether two ranges meet, also through sub-buffers of one cl_mem. `mem_facts` as in
+// cla_call_check().
+bool cla_ranges_overlap(const struct cla_buf_range *a, const struct cla_buf_range *b,
+                        cla_mem_fn mem_facts, void *user);
 
 #endif // CLA_PROBLEM_H

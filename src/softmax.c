@@ -268,27 +268,28 @@ static clattn_status check_rows(clattn_context *ctx, const char *name, const cla
                         (long long)stride, (long long)len);
     clattn_status st = reach(log, name, buf->offset_bytes, elem, rows, len, stride, end_bytes);
     if (st == CLATTN_OK && *end_bytes)
-        st = cla_buf_check(name, buf, elem, *end_bytes, cla_context_mem_size(ctx), ctx, log);
+        st = cla_buf_check(name, buf, elem, *end_bytes, cla_context_mem_facts(ctx), ctx, log);
     *offset = (int64_t)(buf->offset_bytes / elem);
     return st;
 }
 
-static clattn_status check_overlaps(const struct cla_log *log, const struct cla_softmax *s,
+static clattn_status check_overlaps(clattn_context *ctx, const struct cla_softmax *s,
                                     struct cla_softmax_call *c)
 {
-    const clattn_buf *const b[] = {&c->y, &c->lse, &c->x};
-    const size_t end[] = {c->y_end_bytes, c->lse_end_bytes, c->x_end_bytes};
-    static const char *const name[] = {"y", "lse", "x"};
+    const struct cla_buf_range r[] = {{"y", &c->y, c->y_end_bytes},
+                                      {"lse", &c->lse, c->lse_end_bytes},
+                                      {"x", &c->x, c->x_end_bytes}};
     c->in_place = c->x_end_bytes && c->x.kind == c->y.kind && c->x.ptr == c->y.ptr &&
                   c->x.offset_bytes == c->y.offset_bytes && c->stride_x == c->stride_y &&
                   s->dtype_x == s->dtype_y;
     for (int i = 0; i < 2; i++) {
         for (int k = i + 1; k < 3; k++) {
             const bool own = c->in_place && i == 0 && k == 2;
-            if (!own && cla_bufs_overlap(b[i], end[i], b[k], end[k]))
-                return cla_fail(log, CLATTN_ERR_OVERLAP,
-                                "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", name[i],
-                                b[i]->offset_bytes, end[i], name[k], b[k]->offset_bytes, end[k]);
+            if (!own && cla_ranges_overlap(&r[i], &r[k], cla_context_mem_facts(ctx), ctx))
+                return cla_fail(&ctx->log, CLATTN_ERR_OVERLAP,
+                                "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", r[i].name,
+                                r[i].buf->offset_bytes, r[i].end_bytes, r[k].name,
+                                r[k].buf->offset_bytes, r[k].end_bytes);
         }
     }
     return CLATTN_OK;
@@ -335,10 +336,10 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
     if (need && call.workspace.kind != CLATTN_BUF_ABSENT) {
         out->workspace_end_bytes = call.workspace.offset_bytes + need;
         CLA_TRY(cla_buf_check("workspace", &call.workspace, sizeof(float),
-                              out->workspace_end_bytes, cla_context_mem_size(ctx), ctx, log));
+                              out->workspace_end_bytes, cla_context_mem_facts(ctx), ctx, log));
         out->workspace_offset = (int64_t)(call.workspace.offset_bytes / sizeof(float));
     }
-    CLA_TRY(check_overlaps(log, s, out));
+    CLA_TRY(check_overlaps(ctx, s, out));
 done:
     return st;
 }

@@ -242,7 +242,8 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 ///         CLATTN_ERR_BUFFER_MISSING    q, k, v, o, mask or lse is absent or its pointer NULL; a
 ///                                      cl_mem that is no buffer, or on a context without OpenCL
 ///         CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short, or its offset beyond its end
-///         CLATTN_ERR_OVERLAP           O or LSE overlaps an input or each other
+///         CLATTN_ERR_OVERLAP           O or LSE overlaps an input or each other, also
+///                                      through sub-buffers of one cl_mem
 ///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context than the plan's
 ///         CLATTN_ERR_UNSUPPORTED       a fault of the driver bars so many keys, and the CPU path,
 ///                                      which would take over, was ruled out; nothing was written

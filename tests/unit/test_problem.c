@@ -449,13 +449,44 @@ static void test_huge(void **state)
 }
 
 // The size that is asked for; 0 = no buffer, SIZE_MAX = of another context.
-static clattn_status size_of_mem(void *user, void *mem, size_t *bytes)
+static clattn_status size_of_mem(void *user, void *mem, struct cla_mem_facts *facts)
 {
-    (void)mem;
-    *bytes = *(size_t *)user;
-    return *bytes == 0          ? CLATTN_ERR_BUFFER_MISSING
-           : *bytes == SIZE_MAX ? CLATTN_ERR_WRONG_CONTEXT
-                                : CLATTN_OK;
+    *facts = (struct cla_mem_facts){*(size_t *)user, mem, 0};
+    return facts->bytes == 0          ? CLATTN_ERR_BUFFER_MISSING
+           : facts->bytes == SIZE_MAX ? CLATTN_ERR_WRONG_CONTEXT
+                                      : CLATTN_OK;
+}
+
+// Memory at (void *)n for n under 256 lies in that at (void *)256, from n bytes on.
+static clattn_status parts_of_one(void *user, void *mem, struct cla_mem_facts *facts)
+{
+    (void)user;
+    const uintptr_t n = (uintptr_t)mem;
+    *facts = (struct cla_mem_facts){1000, n < 256 ? (void *)(uintptr_t)256 : mem, n < 256 ? n : 0};
+    return CLATTN_OK;
+}
+
+static void test_sub_buffers(void **state)
+{
+    (void)state;
+    static const struct {
+        uintptr_t a, b;
+        size_t a_offset, a_end, b_offset, b_end;
+        bool meet;
+    } rows[] = {{8, 16, 0, 8, 0, 8, false},  {8, 16, 0, 9, 0, 8, true},
+                {8, 256, 0, 8, 8, 16, true}, {8, 256, 0, 8, 16, 20, false},
+                {8, 256, 4, 8, 0, 12, false}, {8, 300, 0, 99, 0, 99, false},
+                {300, 300, 0, 4, 4, 8, false}, {300, 300, 0, 5, 4, 8, true},
+                {8, 8, 0, 0, 0, 8, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const clattn_buf a = {.kind = CLATTN_BUF_CL_MEM, .ptr = (void *)rows[i].a,
+                              .offset_bytes = rows[i].a_offset};
+        const clattn_buf b = {.kind = CLATTN_BUF_CL_MEM, .ptr = (void *)rows[i].b,
+                              .offset_bytes = rows[i].b_offset};
+        const struct cla_buf_range ra = {"a", &a, rows[i].a_end}, rb = {"b", &b, rows[i].b_end};
+        assert_int_equal(cla_ranges_overlap(&ra, &rb, parts_of_one, NULL), rows[i].meet);
+        assert_int_equal(cla_ranges_overlap(&rb, &ra, parts_of_one, NULL), rows[i].meet);
+    }
 }
 
 static void test_cl_mem(void **state)
@@ -509,6 +540,7 @@ int main(void)
         cmocka_unit_test(test_bounds_and_empty),
         cmocka_unit_test(test_huge),
         cmocka_unit_test(test_cl_mem),
+        cmocka_unit_test(test_sub_buffers),
     };
     return cmocka_run_group_tests_name("problem", tests, NULL, NULL);
 }
