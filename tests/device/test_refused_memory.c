@@ -212,6 +212,29 @@ static void refuse_on_queue(cl_context cl, cl_device_id device, cl_command_queue
     clReleaseContext(other);
 }
 
+// O in a part of Q that has a cl_mem of its own.
+static void test_sub_buffer(void **state)
+{
+    fixture_open(*state);
+    if (on_builtin())
+        skip();
+    clattn_attention_call call = mem_call();
+    const cl_buffer_region region = {0, COUNT_O * 4};
+    cl_int code = CL_SUCCESS;
+    cl_mem part = clCreateSubBuffer((cl_mem)mem[MEM_Q].ptr, CL_MEM_READ_WRITE,
+                                    CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    call.o.buf.ptr = part;
+    call.o.buf.offset_bytes = call.o.buf.size_bytes = 0;
+    REFUSED(clattn_attention_run(fx.plan, &call), "O in a sub-buffer of Q", CLATTN_ERR_OVERLAP,
+            "o (bytes 0 to 1536)", "q (bytes 0 to 1536)");
+    read_outputs();
+    assert_untouched("O in a sub-buffer of Q");
+    assert_int_equal(clReleaseMemObject(part), CL_SUCCESS);
+    assert_valid_works("O in a sub-buffer of Q");
+    free_memory();
+}
+
 static void test_queues(void **state)
 {
     fixture_open(*state);
@@ -302,6 +325,7 @@ int main(int argc, char **argv)
     static const struct target_test tests[] = {
         {"device memory", test_device_memory, LEVEL_SMALL},
 #ifdef TEST_LINKS_OPENCL
+        {"sub-buffer", test_sub_buffer, LEVEL_SMALL},
         {"queues", test_queues, LEVEL_SMALL},
         {"adopting", test_adopting, LEVEL_SMALL},
 #endif
