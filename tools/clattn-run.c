@@ -173,10 +173,16 @@ static int check_outputs(struct run *r)
         return code;
     if (opt->o && opt->lse && !r->o_file.direct && strcmp(r->o_file.path, r->lse_file.path) == 0)
         return tool_fail(TOOL_USE, "-o and --lse name the same file %s", opt->o);
-    if (opt->compare && opt->o && same_file(opt->compare, opt->o))
-        return tool_fail(TOOL_USE, "-o and --compare name the same file %s", opt->o);
-    if (opt->compare && opt->lse && same_file(opt->compare, opt->lse))
-        return tool_fail(TOOL_USE, "--lse and --compare name the same file %s", opt->lse);
+    const struct {
+        const char *shown, *path;
+    } in[] = {{"-q", opt->q}, {"-k", opt->k}, {"-v", opt->v}, {"--mask", opt->mask},
+              {"--compare", opt->compare}},
+      out[] = {{"-o", opt->o}, {"--lse", opt->lse}};
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
+        for (size_t k = 0; k < sizeof in / sizeof *in; k++)
+            if (out[i].path && in[k].path && same_file(out[i].path, in[k].path))
+                return tool_fail(TOOL_USE, "%s and %s name the same file %s", out[i].shown,
+                                 in[k].shown, out[i].path);
     return 0;
 }
 

@@ -90,8 +90,8 @@ CLATTN_API int clattn_version(void);
 /// Storage type of a tensor's elements. 0 means f32.
 typedef enum clattn_dtype {
     CLATTN_DTYPE_F32 = 0,
-    CLATTN_DTYPE_F16 = 1,  ///< reserved: refused with CLATTN_ERR_UNSUPPORTED for now
-    CLATTN_DTYPE_BF16 = 2, ///< reserved: refused with CLATTN_ERR_UNSUPPORTED for now
+    CLATTN_DTYPE_F16 = 1,  ///< row softmax only; attention: CLATTN_ERR_UNSUPPORTED for now
+    CLATTN_DTYPE_BF16 = 2, ///< row softmax only; attention: CLATTN_ERR_UNSUPPORTED for now
     CLATTN_DTYPE_I8 = 3    ///< reserved: refused with CLATTN_ERR_UNSUPPORTED for now
 } clattn_dtype;
 

@@ -293,9 +293,12 @@ clattn_status cla_source_expand(const char *dir, const char *name, const struct 
     int i = 0;
     while (i < n && !root) {
         root = load(&places[i++], name, &size);
-        if (!root && places[i - 1].dir && places[i - 1].dir != installed)
-            cla_logf(log, CLATTN_LOG_INFO, "%s (%s) has no %s", places[i - 1].what,
-                     places[i - 1].dir, name);
+        if (!root && places[i - 1].dir && places[i - 1].dir != installed) {
+            const bool there = cla_os_is_folder(places[i - 1].dir);
+            cla_logf(log, there ? CLATTN_LOG_INFO : CLATTN_LOG_WARN,
+                     there ? "%s (%s) has no %s" : "%s (%s) is no folder to look for %s in",
+                     places[i - 1].what, places[i - 1].dir, name);
+        }
     }
     // The first place that has the file is taken: going on where one of its includes is missing
     // would quietly pass over a file that the user has put there.

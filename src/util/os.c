@@ -18,6 +18,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <time.h>
 #endif
 
@@ -158,6 +159,17 @@ char *cla_os_read_file(const char *path, size_t *size)
     if (size)
         *size = used;
     return text;
+}
+
+bool cla_os_is_folder(const char *path)
+{
+#if defined(_WIN32)
+    const DWORD attributes = GetFileAttributesA(path);
+    return attributes != INVALID_FILE_ATTRIBUTES && (attributes & FILE_ATTRIBUTE_DIRECTORY);
+#else
+    struct stat s;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+#endif
 }
 
 const char *cla_os_env(const char *name)

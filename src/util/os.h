@@ -21,6 +21,8 @@ bool cla_os_path_of(const void *symbol, char *path, size_t size);
 // Whole file as a NUL-terminated string the caller frees, NULL if it cannot be read.
 char *cla_os_read_file(const char *path, size_t *size);
 
+bool cla_os_is_folder(const char *path);
+
 // Environment variable, NULL if unset or empty.
 const char *cla_os_env(const char *name);
 

@@ -172,6 +172,8 @@ class RunErrors(Folder):
                 self.run_bad(*INPUTS, option, name, *CPU, says=[f"{option} {name}: ", says])
         self.run_bad(*INPUTS, "-o", "x.npy", "--lse", "./folder/../x.npy", *CPU, says=["same file"])
         self.run_bad(*INPUTS, "-o", "want.npy", "--compare", "want.npy", *CPU, says=["same file"])
+        self.run_bad(*INPUTS, "-o", "q.npy", *CPU, says=["-o and -q", "same file"])
+        self.run_bad(*INPUTS, "--lse", "./v.npy", *CPU, says=["--lse and -v", "same file"])
         self.run_bad(*INPUTS, "--lse", "want.npy", "--compare", "want.npy", *CPU,
                      says=["same file"])
         # Found before anything is computed: a bad folder wins over a device that does not exist.
