@@ -56,7 +56,7 @@ clattn_status cla_ocl_mem_facts(void *ctx, void *mem, struct cla_mem_facts *fact
 
 clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem)
 {
-    (void)facts;
+    (void)bytes;
     *mem = NULL;
     return none(&ctx->log);
 }

@@ -13,31 +13,20 @@
 
 struct kept_plan {
     struct kept_plan *next;
-    int32_t key[6];
+    clattn_attention_desc desc;
     clattn_plan *plan;
 };
 
 clattn_plan *case_plan(struct test_target *t, const struct attn_case *c)
 {
-    const int32_t key[6] = {c->dim,   c->heads_q, c->heads_kv, (int32_t)case_features(c),
-                            c->align, case_dim_v(c)};
+    const clattn_attention_desc desc = case_desc(c);
     for (struct kept_plan *p = t->plans; p; p = p->next)
-        if (memcmp(p->key, key, sizeof key) == 0)
+        if (memcmp(&p->desc, &desc, sizeof desc) == 0)
             return p->plan;
-    clattn_attention_desc desc;
-    clattn_attention_desc_init(&desc, sizeof desc);
-    desc.dim_qk = c->dim;
-    desc.dim_v = case_dim_v(c);
-    desc.heads_q = c->heads_q;
-    desc.heads_kv = c->heads_kv;
-    desc.features = case_features(c);
-    desc.align = c->align;
-    desc.max_len_q = CASE_MAX_LEN;
-    desc.max_len_kv = CASE_MAX_LEN;
     struct kept_plan *p = calloc(1, sizeof *p);
     assert_non_null(p);
     p->plan = target_plan(t, desc);
-    memcpy(p->key, key, sizeof key);
+    p->desc = desc;
     p->next = t->plans;
     t->plans = p;
     return p->plan;
@@ -112,23 +101,4 @@ bool run_case(struct test_target *t, const struct attn_case *c, const struct att
                clattn_status_string(st));
     case_memory_free(ctx, &mem);
     return ok;
-}
-
-clattn_attention_call case_host_call(const struct attn_case *c, const float *q, const float *k,
-                                     const float *v, const uint8_t *mask, float *o, float *lse)
-{
-    clattn_attention_call call;
-    clattn_attention_call_init(&call, sizeof call);
-    call.batch = c->batch;
-    call.len_q = c->len_q;
-    call.len_kv = c->len_kv;
-    call.set = c->has_scale ? CLATTN_SET_SCALE : 0;
-    call.scale = c->scale;
-    call.q.buf = clattn_host_buf(q, 0);
-    call.k.buf = clattn_host_buf(k, 0);
-    call.v.buf = clattn_host_buf(v, 0);
-    call.mask.buf = clattn_host_buf(mask, 0);
-    call.o.buf = clattn_host_buf(o, 0);
-    call.lse = clattn_host_buf(lse, 0);
-    return call;
 }

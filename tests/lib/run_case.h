@@ -21,8 +21,4 @@ bool run_case(struct test_target *t, const struct attn_case *c, const struct att
 clattn_plan *case_plan(struct test_target *t, const struct attn_case *c);
 void target_plans_close(struct test_target *t);
 
-// A call on contiguous host memory of the case's shape.
-clattn_attention_call case_host_call(const struct attn_case *c, const float *q, const float *k,
-                                     const float *v, const uint8_t *mask, float *o, float *lse);
-
 #endif // TESTS_RUN_CASE_H

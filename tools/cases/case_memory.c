@@ -6,12 +6,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint32_t case_features(const struct attn_case *c)
+// CLATTN_FEATURE_* bits of a case.
+static uint32_t case_features(const struct attn_case *c)
 {
     // Each fourth case leaves the log-sum-exp out.
     return (c->causal ? CLATTN_FEATURE_CAUSAL : 0u) |
            (c->mask_form != MASK_NONE ? CLATTN_FEATURE_MASK : 0u) |
            (c->seed % 4 ? CLATTN_FEATURE_LSE : 0u);
+}
+
+clattn_attention_desc case_desc(const struct attn_case *c)
+{
+    clattn_attention_desc desc;
+    clattn_attention_desc_init(&desc, sizeof desc);
+    desc.dim_qk = c->dim;
+    desc.dim_v = case_dim_v(c);
+    desc.heads_q = c->heads_q;
+    desc.heads_kv = c->heads_kv;
+    desc.features = case_features(c);
+    desc.align = c->align;
+    desc.max_len_q = CASE_MAX_LEN;
+    desc.max_len_kv = CASE_MAX_LEN;
+    return desc;
 }
 
 // ---- how a tensor lies in memory ----------------------------------------------------------------

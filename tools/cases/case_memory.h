@@ -37,8 +37,9 @@ struct case_check {
     char why[1024];
 };
 
-// CLATTN_FEATURE_* bits of a case.
-uint32_t case_features(const struct attn_case *c);
+// What a case is planned by: its description with the bounds of all cases. Cases of the same
+// description have the same bytes here.
+clattn_attention_desc case_desc(const struct attn_case *c);
 
 // Makes all tensors; outputs hold UNWRITTEN_BITS. After a failure case_memory_free() is due too.
 clattn_status case_memory_make(clattn_context *ctx, const struct attn_case *c,

@@ -240,6 +240,25 @@ static float *repeat_heads(const struct attn_case *c, const float *x, int32_t di
     return out;
 }
 
+clattn_attention_call case_host_call(const struct attn_case *c, const float *q, const float *k,
+                                     const float *v, const uint8_t *mask, float *o, float *lse)
+{
+    clattn_attention_call call;
+    clattn_attention_call_init(&call, sizeof call);
+    call.batch = c->batch;
+    call.len_q = c->len_q;
+    call.len_kv = c->len_kv;
+    call.set = c->has_scale ? CLATTN_SET_SCALE : 0;
+    call.scale = c->scale;
+    call.q.buf = clattn_host_buf(q, 0);
+    call.k.buf = clattn_host_buf(k, 0);
+    call.v.buf = clattn_host_buf(v, 0);
+    call.mask.buf = clattn_host_buf(mask, 0);
+    call.o.buf = clattn_host_buf(o, 0);
+    call.lse = clattn_host_buf(lse, 0);
+    return call;
+}
+
 bool attn_expect(const struct attn_case *c, const float *q, const float *k, const float *v,
                  const uint8_t *mask, float *o, float *lse)
 {
@@ -258,19 +277,7 @@ bool attn_expect(const struct attn_case *c, const float *q, const float *k, cons
     desc.algo = CLATTN_ALGO_REFERENCE;
     if (clattn_attention_plan_create(oracle, &desc, &plan) != CLATTN_OK)
         goto done;
-    clattn_attention_call call;
-    clattn_attention_call_init(&call, sizeof call);
-    call.batch = c->batch;
-    call.len_q = c->len_q;
-    call.len_kv = c->len_kv;
-    call.set = c->has_scale ? CLATTN_SET_SCALE : 0;
-    call.scale = c->scale;
-    call.q.buf = clattn_host_buf(q, 0);
-    call.k.buf = clattn_host_buf(k_all, 0);
-    call.v.buf = clattn_host_buf(v_all, 0);
-    call.mask.buf = clattn_host_buf(full, 0);
-    call.o.buf = clattn_host_buf(o, 0);
-    call.lse = clattn_host_buf(lse, 0);
+    const clattn_attention_call call = case_host_call(c, q, k_all, v_all, full, o, lse);
     ok = clattn_attention_run(plan, &call) == CLATTN_OK;
 done:
     clattn_plan_destroy(&plan);

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "cases.h"
+#include "clattn/clattn.h"
 #include "compare.h"
 
 struct attn_data {
@@ -32,6 +33,10 @@ bool attn_expect(const struct attn_case *c, const float *q, const float *k, cons
 // What is tolerated for these inputs; see the source for the reasoning.
 void attn_tolerance(const struct attn_case *c, const float *q, const float *k, const float *v,
                     struct tolerance *tol_o, struct tolerance *tol_lse);
+
+// A call on contiguous host memory of the case's shape.
+clattn_attention_call case_host_call(const struct attn_case *c, const float *q, const float *k,
+                                     const float *v, const uint8_t *mask, float *o, float *lse);
 
 // Closes the context that attn_expect() keeps.
 void attn_expect_close(void);

@@ -71,19 +71,18 @@ json_t *probe_case_entry(const struct attn_case *c, const char *result, const ch
 // Cases share their plans, since compiling takes longest.
 struct probe_kept_plan {
     struct probe_kept_plan *next;
-    int32_t key[6];
+    clattn_attention_desc desc;
     clattn_plan *plan;
 };
 
 static clattn_status plan_of(struct tool_session *s, struct probe_kept_plan **kept,
                              const struct attn_case *c, int step, clattn_plan **plan)
 {
-    const int32_t key[6] = {c->dim,   c->heads_q, c->heads_kv, (int32_t)case_features(c),
-                            c->align, case_dim_v(c)};
-    clattn_attention_desc desc;
+    clattn_attention_desc desc = case_desc(c);
 
+    desc.flags = CLATTN_NO_FALLBACK; // the device is to be tested, not the CPU path behind it
     for (struct probe_kept_plan *p = *kept; p; p = p->next) {
-        if (memcmp(p->key, key, sizeof key) == 0) {
+        if (memcmp(&p->desc, &desc, sizeof desc) == 0) {
             *plan = p->plan;
             return CLATTN_OK;
         }
@@ -91,23 +90,13 @@ static clattn_status plan_of(struct tool_session *s, struct probe_kept_plan **ke
     struct probe_kept_plan *p = calloc(1, sizeof *p);
     if (!p)
         return CLATTN_ERR_OUT_OF_MEMORY;
-    clattn_attention_desc_init(&desc, sizeof desc);
-    desc.dim_qk = c->dim;
-    desc.dim_v = case_dim_v(c);
-    desc.heads_q = c->heads_q;
-    desc.heads_kv = c->heads_kv;
-    desc.features = case_features(c);
-    desc.align = c->align;
-    desc.max_len_q = CASE_MAX_LEN;
-    desc.max_len_kv = CASE_MAX_LEN;
-    desc.flags = CLATTN_NO_FALLBACK; // the device is to be tested, not the CPU path behind it
     probe_stage(step, "planning and compiling for case %s", c->name);
     clattn_status st = clattn_attention_plan_create(s->ctx, &desc, &p->plan);
     if (st != CLATTN_OK) {
         free(p);
         return st;
     }
-    memcpy(p->key, key, sizeof key);
+    p->desc = desc;
     p->next = *kept;
     *kept = p;
     *plan = p->plan;
