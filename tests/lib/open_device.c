@@ -112,8 +112,8 @@ static int level_of(const clattn_device_info *info)
 {
     if (set_in_env("CLATTN_TEST_SMALL") || contains(info->platform, "oclgrind"))
         return LEVEL_SMALL;
-    return info->type == CLATTN_DEVICE_CPU && info->native_width_f32 < 4 ? LEVEL_MEDIUM
-                                                                         : LEVEL_FULL;
+    const bool slow = info->type == CLATTN_DEVICE_CPU && info->native_width_f32 < 4;
+    return slow || set_in_env("CLATTN_TEST_MEDIUM") ? LEVEL_MEDIUM : LEVEL_FULL;
 }
 
 static clattn_status open_one(struct test_device *d, const char *selector, uint32_t flags)
