@@ -139,7 +139,8 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
       # Another way to turn barriers into loops. PoCL 3.1 does not know this name and takes its
       # "auto", which is not its default either.
       # The kernels are those of the step pocl, so fewer variants of them will do.
-      device_env=(CLATTN_TEST_EXPECT=pocl CLATTN_TEST_MEDIUM=1 OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd
+      device_env=(CLATTN_TEST_EXPECT=pocl CLATTN_TEST_MEDIUM=1
+                  OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd
                   "POCL_CACHE_DIR=$build/cache/pocl-cbs" POCL_WORK_GROUP_METHOD=cbs)
       ;;
     intel)
