@@ -266,6 +266,10 @@ static clattn_status check_rows(clattn_context *ctx, const char *name, const cla
     if (stride < len)
         return cla_fail(log, CLATTN_ERR_STRIDE, "stride_%s is %lld, less than len %lld", name,
                         (long long)stride, (long long)len);
+    if (buf->kind < CLATTN_BUF_ABSENT || buf->kind > CLATTN_BUF_CL_MEM || buf->reserved)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "%s.kind is %d, not 0 to %d, or %s.reserved is %u, not 0", name,
+                        (int)buf->kind, (int)CLATTN_BUF_CL_MEM, name, (unsigned)buf->reserved);
     clattn_status st = reach(log, name, buf->offset_bytes, elem, rows, len, stride, end_bytes);
     if (st == CLATTN_OK && *end_bytes)
         st = cla_buf_check(name, buf, elem, *end_bytes, cla_context_mem_facts(ctx), ctx, log);
@@ -278,13 +282,14 @@ static clattn_status check_overlaps(clattn_context *ctx, const struct cla_softma
 {
     const struct cla_buf_range r[] = {{"y", &c->y, c->y_end_bytes},
                                       {"lse", &c->lse, c->lse_end_bytes},
+                                      {"workspace", &c->workspace, c->workspace_end_bytes},
                                       {"x", &c->x, c->x_end_bytes}};
     c->in_place = c->x_end_bytes && c->x.kind == c->y.kind && c->x.ptr == c->y.ptr &&
                   c->x.offset_bytes == c->y.offset_bytes && c->stride_x == c->stride_y &&
                   s->dtype_x == s->dtype_y;
-    for (int i = 0; i < 2; i++) {
-        for (int k = i + 1; k < 3; k++) {
-            const bool own = c->in_place && i == 0 && k == 2;
+    for (int i = 0; i < 3; i++) {
+        for (int k = i + 1; k < 4; k++) {
+            const bool own = c->in_place && i == 0 && k == 3;
             if (!own && cla_ranges_overlap(&r[i], &r[k], cla_context_mem_facts(ctx), ctx))
                 return cla_fail(&ctx->log, CLATTN_ERR_OVERLAP,
                                 "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", r[i].name,
@@ -334,6 +339,10 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
                            &out->lse_offset, &out->lse_end_bytes));
     const size_t need = workspace_bytes(plan, call.rows, call.len);
     if (need && call.workspace.kind != CLATTN_BUF_ABSENT) {
+        if (call.workspace.offset_bytes > SIZE_MAX - need)
+            CLA_TRY(cla_fail(log, CLATTN_ERR_BUFFER_TOO_SMALL,
+                             "workspace.offset_bytes is %zu, from where no memory has %zu bytes",
+                             call.workspace.offset_bytes, need));
         out->workspace_end_bytes = call.workspace.offset_bytes + need;
         CLA_TRY(cla_buf_check("workspace", &call.workspace, sizeof(float),
                               out->workspace_end_bytes, cla_context_mem_facts(ctx), ctx, log));
@@ -399,7 +408,7 @@ clattn_status clattn_softmax_run(const clattn_softmax_plan *plan, const clattn_s
         return CLATTN_ERR_INVALID_ARGUMENT;
     struct cla_softmax_call checked;
     clattn_status st = cla_softmax_check(plan, call, &checked);
-    if (st != CLATTN_OK || checked.rows == 0)
+    if (st != CLATTN_OK || cla_softmax_is_empty(plan, &checked))
         return st;
     if (plan->path == CLATTN_SOFTMAX_PATH_OPENCL)
         return cla_softmax_run(plan->ctx, &plan->s, plan->kernels, &checked);

@@ -43,7 +43,7 @@ clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
                         "enqueue: the plan is of the built-in CPU path, which has no queue");
     CLA_TRY(cla_queue_check(ctx, queue, num_wait, wait));
     CLA_TRY(cla_softmax_check(plan, call, &checked));
-    if (checked.rows == 0) {
+    if (cla_softmax_is_empty(plan, &checked)) {
         if (done_event)
             CLA_CL(ctx->ocl->cl->EnqueueMarkerWithWaitList(queue, num_wait, wait, done_event));
         goto done;

@@ -19,6 +19,13 @@ struct clattn_softmax_plan {
 clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_softmax_call *in,
                                 struct cla_softmax_call *out);
 
+// Whether there is nothing to write.
+static inline bool cla_softmax_is_empty(const clattn_softmax_plan *plan,
+                                        const struct cla_softmax_call *call)
+{
+    return call->rows == 0 || (call->len == 0 && !plan->s.lse);
+}
+
 // A call as work of the CPU paths. Holds pointers to itself: not to be copied.
 struct cla_softmax_data {
     struct cla_softmax s;

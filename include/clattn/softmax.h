@@ -156,7 +156,8 @@ CLATTN_API clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan
 ///         CLATTN_ERR_STRIDE            a stride below len, or rows * stride overflows
 ///         CLATTN_ERR_BUFFER_MISSING    x, y, lse absent; a cl_mem without an OpenCL device
 ///         CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short
-///         CLATTN_ERR_OVERLAP           Y overlaps X without being X; LSE overlaps X or Y
+///         CLATTN_ERR_OVERLAP           Y overlaps X without being X; LSE or the workspace overlaps
+///                                      one of the others
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined
 /// Threads: one plan may be run from several threads, each with its own outputs and workspace.

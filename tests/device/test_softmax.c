@@ -325,6 +325,13 @@ static double rising(int64_t row, int64_t c, int64_t len)
     return 40.0 * (double)c / (double)len; // every step is a new maximum
 }
 
+// Slower than any vector is long: a rescaling at each step would round the same way each time.
+static double rising_slowly(int64_t row, int64_t c, int64_t len)
+{
+    (void)row;
+    return 0.2 * (double)c / (double)len;
+}
+
 static double falling(int64_t row, int64_t c, int64_t len)
 {
     (void)row;
@@ -370,6 +377,11 @@ static void test_hard_rows(void **state)
             r.len = 1500;
             check(t, &r);
         }
+    // More rows than work-groups that keep a device busy, so that each is one part.
+    struct rows slow = {.algo = ONLINE, .rows = t->level == LEVEL_FULL ? 9 : 2,
+                        .len = t->level == LEVEL_FULL ? 500003 : 3000, .scale = 1.0f, .lse = true,
+                        .value = rising_slowly};
+    check(t, &slow);
     // Naive has nothing against rows of moderate values.
     struct rows r = {.algo = NAIVE, .rows = 2, .len = long_len, .scale = 1.0f, .lse = true,
                      .value = falling};
@@ -494,6 +506,49 @@ static void test_same_bits(void **state)
     release(&m);
 }
 
+// A workspace is looked at like any other buffer, where there is one.
+static void test_workspace(void **state)
+{
+    struct test_target *t = *state;
+    struct rows r = {.algo = ONLINE, .rows = 1, .len = 200000, .scale = 1.0f, .lse = true,
+                     .value = normal_value};
+    clattn_context *ctx = t->device->ctx;
+    struct memory m;
+    clattn_buf x = {0}, y = {0}, work = {0};
+    size_t need = 0;
+    make(&r, &m);
+    clattn_softmax_plan *plan = make_plan(t, &r);
+    clattn_softmax_call call = make_call(&r, &m);
+    assert_int_equal(clattn_softmax_workspace_bytes(plan, r.rows, r.len, &need), CLATTN_OK);
+    if (need) {
+        assert_int_equal(clattn_mem_create(ctx, m.x_count * 4, &x), CLATTN_OK);
+        assert_int_equal(clattn_mem_create(ctx, m.y_count * 4, &y), CLATTN_OK);
+        assert_int_equal(clattn_mem_create(ctx, need + 8, &work), CLATTN_OK);
+        assert_int_equal(clattn_mem_write(ctx, &x, m.x, m.x_count * 4), CLATTN_OK);
+        call.x = x;
+        call.y = y;
+        call.workspace = y;
+        assert_int_equal(clattn_softmax_run(plan, &call), CLATTN_ERR_OVERLAP);
+        call.workspace = x;
+        assert_int_equal(clattn_softmax_run(plan, &call), CLATTN_ERR_OVERLAP);
+        call.workspace = work;
+        call.workspace.size_bytes = need - 1;
+        assert_int_equal(clattn_softmax_run(plan, &call), CLATTN_ERR_BUFFER_TOO_SMALL);
+        call.workspace.size_bytes = 0;
+        call.workspace.offset_bytes = SIZE_MAX - 7;
+        assert_int_equal(clattn_softmax_run(plan, &call), CLATTN_ERR_BUFFER_TOO_SMALL);
+        call.workspace.offset_bytes = 8;
+        assert_int_equal(clattn_softmax_run(plan, &call), CLATTN_OK);
+        assert_int_equal(clattn_mem_read(ctx, &y, m.y, m.y_count * 4), CLATTN_OK);
+        check_row("own workspace", &r, &m, 0);
+        clattn_mem_destroy(ctx, &x);
+        clattn_mem_destroy(ctx, &y);
+        clattn_mem_destroy(ctx, &work);
+    }
+    clattn_softmax_plan_destroy(&plan);
+    release(&m);
+}
+
 // Each with its own status; nothing is written, and a valid call works afterwards.
 static void test_refusals(void **state)
 {
@@ -527,6 +582,7 @@ static void test_refusals(void **state)
         case 16: c.x.offset_bytes = 2; break;
         case 17: c.x.kind = 9; break;
         case 18: c.y.reserved = 1; break;
+        case 19: c.rows = 0, c.x.kind = 77; break;
         default: n = -1; break;
         }
         if (n < 0)
@@ -611,6 +667,7 @@ int main(int argc, char **argv)
         {"overflow of the naive way", test_overflow, LEVEL_MEDIUM},
         {"nothing to do", test_nothing, LEVEL_MEDIUM},
         {"same bits", test_same_bits, LEVEL_MEDIUM},
+        {"workspace", test_workspace, LEVEL_MEDIUM},
         {"calls that are refused", test_refusals, LEVEL_SMALL},
         {"descriptions that are refused", test_descriptions, LEVEL_MEDIUM},
         {"one line", test_one_line, LEVEL_MEDIUM},
