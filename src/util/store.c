@@ -269,7 +269,12 @@ static bool is_private(const struct stat *s)
 static int open_folder(const char *path, char *why, size_t why_size)
 {
     struct stat s;
-    const int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    char plain[CLA_STORE_PATH]; // behind a last slash a link would be followed
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    snprintf(plain, sizeof plain, "%.*s", (int)length, path);
+    const int folder = open(plain, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (folder < 0 || fstat(folder, &s) != 0) {
         no(why, why_size, "%s: %s", path, strerror(errno));
     } else if (!is_private(&s)) {

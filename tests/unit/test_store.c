@@ -280,6 +280,8 @@ static void links_and_other_things_are_refused(void **state)
     snprintf(linked, sizeof linked, "%s/l", root);
     assert_int_equal(symlink(dir, linked), 0);
     assert_false(cla_store_open(linked, why, sizeof why));
+    snprintf(linked, sizeof linked, "%s/l//", root);
+    assert_false(cla_store_open(linked, why, sizeof why));
     assert_false(cla_store_open(other, why, sizeof why)); // a file
     char deep[CLA_STORE_PATH + 8];
     memset(deep, 'x', sizeof deep - 1);
