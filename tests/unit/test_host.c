@@ -916,9 +916,27 @@ static int run_in_child(void)
     return wrong;
 }
 
+// One query on many keys, which are split over the threads: a child has one thread only, but must
+// split as its parent did.
+static struct fixture *split;
+static float parents_o[64];
+
+static int split_in_child(void)
+{
+    run_kernel(split, kernels[0]);
+    return memcmp(split->o.data, parents_o, sizeof parents_o) != 0;
+}
+
 static void test_fork(void **state)
 {
     (void)state;
+    split =
+        make((struct shape){.batch = 1, .len_q = 1, .len_kv = 9000, .dim_qk = 64, .threads = 2});
+    assert_int_equal(split->o.count, 64);
+    run_kernel(split, kernels[0]);
+    memcpy(parents_o, split->o.data, sizeof parents_o);
+    assert_int_equal(in_child(split_in_child), 0);
+    destroy(split);
     assert_int_equal(run_in_child(), 0);
     assert_int_equal(in_child(run_in_child), 0);
     assert_int_equal(run_in_child(), 0);
