@@ -64,8 +64,8 @@ void clattn_context_desc_init(clattn_context_desc *desc, size_t size)
 
 // ---- description -------------------------------------------------------------------------------
 
-static clattn_status check_enum(const struct cla_log *log, const char *field, int64_t value,
-                                int64_t last)
+clattn_status cla_check_enum(const struct cla_log *log, const char *field, int64_t value,
+                             int64_t last)
 {
     if (value < 0 || value > last)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s is %lld, not 0 to %lld", field,
@@ -73,8 +73,8 @@ static clattn_status check_enum(const struct cla_log *log, const char *field, in
     return CLATTN_OK;
 }
 
-static clattn_status check_bits(const struct cla_log *log, const char *field, uint32_t value,
-                                uint32_t known)
+clattn_status cla_check_bits(const struct cla_log *log, const char *field, uint32_t value,
+                             uint32_t known)
 {
     if (value & ~known)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s has unknown bits 0x%x", field,
@@ -85,16 +85,16 @@ static clattn_status check_bits(const struct cla_log *log, const char *field, ui
 static clattn_status check_desc_enums(const clattn_attention_desc *d, const struct cla_log *log)
 {
     clattn_status st = CLATTN_OK;
-    CLA_TRY(check_enum(log, "dtype_q", d->dtype_q, CLATTN_DTYPE_I8));
-    CLA_TRY(check_enum(log, "dtype_kv", d->dtype_kv, CLATTN_DTYPE_I8));
-    CLA_TRY(check_enum(log, "dtype_o", d->dtype_o, CLATTN_DTYPE_I8));
-    CLA_TRY(check_enum(log, "align", d->align, CLATTN_ALIGN_TOP_LEFT));
-    CLA_TRY(check_enum(log, "algo", d->algo, CLATTN_ALGO_REFERENCE));
-    CLA_TRY(check_enum(log, "kernel", d->kernel, CLATTN_KERNEL_VECTOR));
-    CLA_TRY(check_enum(log, "precision", d->precision, CLATTN_PRECISION_FULL));
-    CLA_TRY(check_bits(log, "features", d->features,
-                       CLATTN_FEATURE_CAUSAL | CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE));
-    CLA_TRY(check_bits(log, "flags", d->flags, CLATTN_NO_FALLBACK));
+    CLA_TRY(cla_check_enum(log, "dtype_q", d->dtype_q, CLATTN_DTYPE_I8));
+    CLA_TRY(cla_check_enum(log, "dtype_kv", d->dtype_kv, CLATTN_DTYPE_I8));
+    CLA_TRY(cla_check_enum(log, "dtype_o", d->dtype_o, CLATTN_DTYPE_I8));
+    CLA_TRY(cla_check_enum(log, "align", d->align, CLATTN_ALIGN_TOP_LEFT));
+    CLA_TRY(cla_check_enum(log, "algo", d->algo, CLATTN_ALGO_REFERENCE));
+    CLA_TRY(cla_check_enum(log, "kernel", d->kernel, CLATTN_KERNEL_VECTOR));
+    CLA_TRY(cla_check_enum(log, "precision", d->precision, CLATTN_PRECISION_FULL));
+    CLA_TRY(cla_check_bits(log, "features", d->features,
+                           CLATTN_FEATURE_CAUSAL | CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE));
+    CLA_TRY(cla_check_bits(log, "flags", d->flags, CLATTN_NO_FALLBACK));
     if (d->kernel != CLATTN_KERNEL_AUTO && d->algo != CLATTN_ALGO_AUTO &&
         d->algo != CLATTN_ALGO_FUSED)
         CLA_TRY(cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
@@ -518,8 +518,8 @@ static clattn_status check_call_fields(const struct cla_problem *p,
                                        const struct cla_log *log)
 {
     clattn_status st = CLATTN_OK;
-    CLA_TRY(check_bits(log, "call.set", call->set, CLATTN_SET_SCALE));
-    CLA_TRY(check_bits(log, "call.reserved", call->reserved, 0));
+    CLA_TRY(cla_check_bits(log, "call.set", call->set, CLATTN_SET_SCALE));
+    CLA_TRY(cla_check_bits(log, "call.reserved", call->reserved, 0));
     if ((call->set & CLATTN_SET_SCALE) && !isfinite(call->scale))
         CLA_TRY(cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "scale is %g, not finite",
                          (double)call->scale));

@@ -96,6 +96,12 @@ clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, v
 // Size of a struct whose first version ended with `field`.
 #define CLA_SIZE_TO(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
 
+// Whether a field holds 0 to `last`, or no bits but the known ones. Logs what is wrong with it.
+clattn_status cla_check_enum(const struct cla_log *log, const char *field, int64_t value,
+                             int64_t last);
+clattn_status cla_check_bits(const struct cla_log *log, const char *field, uint32_t value,
+                             uint32_t known);
+
 // Zeroes the caller's struct and notes its size.
 void cla_struct_init(void *s, size_t size);
 

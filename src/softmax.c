@@ -23,15 +23,6 @@ void clattn_softmax_call_init(clattn_softmax_call *call, size_t size)
 
 // ---- description -------------------------------------------------------------------------------
 
-static clattn_status check_enum(const struct cla_log *log, const char *field, int32_t value,
-                                int32_t last)
-{
-    if (value < 0 || value > last)
-        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s is %d, not 0 to %d", field,
-                        (int)value, (int)last);
-    return CLATTN_OK;
-}
-
 static clattn_status check_desc(const clattn_softmax_desc *in, const struct cla_log *log,
                                 struct cla_softmax *out)
 {
@@ -40,18 +31,14 @@ static clattn_status check_desc(const clattn_softmax_desc *in, const struct cla_
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "desc is NULL");
     CLA_TRY(cla_struct_in("clattn_softmax_desc", in, sizeof d, &d, sizeof d, log));
-    CLA_TRY(check_enum(log, "algo", d.algo, CLATTN_SOFTMAX_ONLINE));
-    CLA_TRY(check_enum(log, "path", d.path, CLATTN_SOFTMAX_PATH_REFERENCE));
-    CLA_TRY(check_enum(log, "dtype_x", d.dtype_x, CLATTN_DTYPE_I8));
-    CLA_TRY(check_enum(log, "dtype_y", d.dtype_y, CLATTN_DTYPE_I8));
-    if (d.features & ~(uint32_t)CLATTN_SOFTMAX_LSE)
-        CLA_TRY(cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "features has unknown bits 0x%x",
-                         (unsigned)(d.features & ~(uint32_t)CLATTN_SOFTMAX_LSE)));
-    if (d.flags & ~(uint32_t)CLATTN_NO_FALLBACK)
-        CLA_TRY(cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "flags has unknown bits 0x%x",
-                         (unsigned)(d.flags & ~(uint32_t)CLATTN_NO_FALLBACK)));
-    CLA_TRY(check_enum(log, "kernel", d.kernel, CLATTN_KERNEL_VECTOR));
-    CLA_TRY(check_enum(log, "reserved", d.reserved, 0));
+    CLA_TRY(cla_check_enum(log, "algo", d.algo, CLATTN_SOFTMAX_ONLINE));
+    CLA_TRY(cla_check_enum(log, "path", d.path, CLATTN_SOFTMAX_PATH_REFERENCE));
+    CLA_TRY(cla_check_enum(log, "dtype_x", d.dtype_x, CLATTN_DTYPE_I8));
+    CLA_TRY(cla_check_enum(log, "dtype_y", d.dtype_y, CLATTN_DTYPE_I8));
+    CLA_TRY(cla_check_bits(log, "features", d.features, CLATTN_SOFTMAX_LSE));
+    CLA_TRY(cla_check_bits(log, "flags", d.flags, CLATTN_NO_FALLBACK));
+    CLA_TRY(cla_check_enum(log, "kernel", d.kernel, CLATTN_KERNEL_VECTOR));
+    CLA_TRY(cla_check_enum(log, "reserved", d.reserved, 0));
     if (d.kernel && d.path > CLATTN_SOFTMAX_PATH_OPENCL)
         CLA_TRY(cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
                          "kernel is %d, but path %d has no OpenCL kernel", (int)d.kernel,
@@ -311,9 +298,7 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call is NULL");
     CLA_TRY(cla_struct_in("clattn_softmax_call", in, sizeof call, &call, sizeof call, log));
-    if (call.set & ~(uint32_t)CLATTN_SOFTMAX_SET_SCALE)
-        CLA_TRY(cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call.set has unknown bits 0x%x",
-                         (unsigned)(call.set & ~(uint32_t)CLATTN_SOFTMAX_SET_SCALE)));
+    CLA_TRY(cla_check_bits(log, "call.set", call.set, CLATTN_SOFTMAX_SET_SCALE));
     const bool scaled = (call.set & CLATTN_SOFTMAX_SET_SCALE) != 0;
     if (scaled ? !isfinite(call.scale) : call.scale != 0.0f)
         CLA_TRY(cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "scale is %g, %s", (double)call.scale,

@@ -215,7 +215,8 @@ typedef struct clattn_plan_info {
 
 /// Fills `info`.
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE for one that
-///         does not hold `algo`; one larger than this library's gets what there is. Threads: any.
+///         ends before `build_options` does; one larger than this library's gets what there is.
+/// Threads: any.
 CLATTN_API clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *info);
 
 /// The n-th refusal, 0 <= n < num_refusals, as "who: why"; NULL past the end. The text lives as

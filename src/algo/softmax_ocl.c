@@ -11,6 +11,7 @@
 #include "ocl/error.h"
 #include "ocl/launch.h"
 #include "ref/softmax.h"
+#include "util/half.h"
 
 enum { ROW, FIRST, SUM, WRITE, KERNELS };
 
@@ -174,15 +175,11 @@ enum { TRIAL_ROWS = 3 };
 
 static void put(void *x, int32_t dtype, int64_t at, float value)
 {
-    uint32_t u;
-    memcpy(&u, &value, sizeof u);
     if (dtype == CLATTN_DTYPE_F32)
         ((float *)x)[at] = value;
-    else if (dtype == CLATTN_DTYPE_BF16)
-        ((uint16_t *)x)[at] = (uint16_t)(u >> 16);
-    else // small integers are normal numbers there
-        ((uint16_t *)x)[at] = (uint16_t)((u >> 16 & 0x8000) |
-                                         (value == 0.0f ? 0 : ((u & 0x7fffffff) >> 13) - 0x1c000));
+    else
+        ((uint16_t *)x)[at] =
+            dtype == CLATTN_DTYPE_F16 ? cla_f32_to_f16(value) : cla_f32_to_bf16(value);
 }
 
 static bool close_enough(const struct cla_softmax *s, const void *got, const void *want, int64_t at)
