@@ -43,6 +43,7 @@ struct cla_fwd_args {
     struct cla_fwd_tensor o;
     struct cla_fwd_mask mask;
     cla_i64 lse_offset; // floats; the LSE tensor is [batch, heads_q, len_q] contiguous
+    cla_i64 workspace_offset; // floats
     cla_i32 batch;
     cla_i32 heads_q;
     cla_i32 heads_kv;
@@ -58,6 +59,8 @@ struct cla_fwd_args {
     float post_scale;
     cla_u32 flags; // CLA_FWD_* bits
     cla_i32 num_tiles; // query tiles per (batch, key head)
+    cla_i32 num_splits; // parts that the keys are cut into, 1 where an algorithm doesn't cut them
+    cla_i32 split_keys; // keys in a part, but for the last one
 };
 
 #define CLA_WIN_MIN (-2147483647)
@@ -76,6 +79,7 @@ struct cla_fwd_args {
 #define CLA_SLOT_O 4
 #define CLA_SLOT_LSE 5
 #define CLA_SLOT_MASK 6
+#define CLA_SLOT_WORKSPACE 7 // only of kernels that have one
 
 // MASK_KIND, a literal of the forward kernels.
 #define CLA_MASK_NONE 0    // only j < len_kv

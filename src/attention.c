@@ -17,7 +17,7 @@ static clattn_status try_choice(clattn_plan *plan, const struct cla_choice *choi
     clattn_status st =
         cla_trial(plan->ctx, &plan->problem, algo, prepared, &choice->tile, why, why_size);
     if (st == CLATTN_OK || st == CLATTN_ERR_OUT_OF_MEMORY || !algo->renew ||
-        !algo->renew(plan->ctx, prepared, plan->options))
+        !algo->renew(plan->ctx, &plan->problem, prepared, plan->options))
         return st;
     why[0] = '\0';
     return cla_trial(plan->ctx, &plan->problem, algo, prepared, &choice->tile, why, why_size);
@@ -28,8 +28,9 @@ static clattn_status prepare_choice(clattn_plan *plan, const struct cla_choice *
 {
     char why[192] = "";
     struct cla_prepared *prepared = NULL;
-    clattn_status st = choice->algo->prepare(plan->ctx, &plan->problem, &choice->tile, &prepared,
-                                             plan->options, sizeof plan->options, why, sizeof why);
+    clattn_status st =
+        choice->algo->prepare(plan->ctx, choice->algo, &plan->problem, &choice->tile, &prepared,
+                              plan->options, sizeof plan->options, why, sizeof why);
     if (st == CLATTN_OK && choice->tile.kernel != CLATTN_KERNEL_AUTO)
         st = try_choice(plan, choice, prepared, why, sizeof why);
     if (st == CLATTN_OK) {
@@ -135,6 +136,28 @@ void clattn_plan_destroy(clattn_plan **pplan)
     free(plan);
 }
 
+static uint64_t workspace_of(const clattn_plan *plan, const struct cla_extent *e)
+{
+    const struct cla_algo *algo = plan->choice.algo;
+    const bool empty = e->batch == 0 || e->len_q == 0;
+    return algo->workspace && !empty
+               ? algo->workspace(plan->ctx, &plan->problem, plan->prepared, e)
+               : 0;
+}
+
+static clattn_status workspace_bound(const clattn_plan *plan, uint64_t *bytes)
+{
+    const struct cla_problem *p = &plan->problem;
+    const struct cla_extent e = {p->max_batch, p->max_len_q, p->max_len_kv, true};
+    *bytes = workspace_of(plan, &e);
+    if (*bytes && (p->max_batch == INT32_MAX || p->max_len_q == INT32_MAX ||
+                   p->max_len_kv == INT32_MAX))
+        return cla_fail(&plan->ctx->log, CLATTN_ERR_OVER_BOUND,
+                        "the workspace of %s has no bound: max_batch, max_len_q or max_len_kv of "
+                        "the plan is absent", plan->choice.algo->name);
+    return CLATTN_OK;
+}
+
 clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
                                           const clattn_attention_call *call, size_t *bytes)
 {
@@ -142,15 +165,72 @@ clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!bytes)
         return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "bytes is NULL");
+    clattn_status st = CLATTN_OK;
+    uint64_t need = 0;
+    struct cla_call checked;
     if (call) {
-        struct cla_call checked;
-        clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx),
-                                          plan->ctx, &plan->ctx->log, &checked);
-        if (st != CLATTN_OK)
-            return st;
+        st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx), plan->ctx,
+                            &plan->ctx->log, &checked);
+        if (st == CLATTN_OK)
+            need = cla_plan_workspace(plan, &checked);
+    } else {
+        st = workspace_bound(plan, &need);
     }
-    *bytes = 0; // neither the fused kernels nor the CPU path materialise anything
-    return CLATTN_OK;
+    if (st == CLATTN_OK && need > SIZE_MAX)
+        st = cla_fail(&plan->ctx->log, CLATTN_ERR_OVER_BOUND,
+                      "the workspace of %s would have more bytes than memory can have",
+                      plan->choice.algo->name);
+    if (st == CLATTN_OK)
+        *bytes = (size_t)need;
+    return st;
+}
+
+uint64_t cla_plan_workspace(const clattn_plan *plan, const struct cla_call *call)
+{
+    const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
+    return workspace_of(plan, &e);
+}
+
+// The workspace that a call brings must be large enough and nobody else's.
+static clattn_status check_workspace(const clattn_plan *plan, struct cla_call *c)
+{
+    clattn_context *ctx = plan->ctx;
+    const clattn_buf *w = &c->workspace;
+    const uint64_t need = cla_plan_workspace(plan, c);
+    if (!need || w->kind == CLATTN_BUF_ABSENT)
+        return CLATTN_OK;
+    if (w->kind != CLATTN_BUF_CL_MEM)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "workspace.kind is %d: %s needs a cl_mem (%d) of %llu bytes", (int)w->kind,
+                        plan->choice.algo->name, (int)CLATTN_BUF_CL_MEM, (unsigned long long)need);
+    if (need > SIZE_MAX || w->offset_bytes > SIZE_MAX - (size_t)need)
+        return cla_fail(&ctx->log, CLATTN_ERR_BUFFER_TOO_SMALL,
+                        "workspace.offset_bytes is %zu, from where no memory has %llu bytes",
+                        w->offset_bytes, (unsigned long long)need);
+    const size_t end = w->offset_bytes + (size_t)need;
+    const cla_mem_fn facts = cla_context_mem_facts(ctx);
+    clattn_status st = cla_buf_check("workspace", w, sizeof(float), end, facts, ctx, &ctx->log);
+    struct cla_call_buf bufs[CLA_CALL_BUFS];
+    cla_call_bufs(&plan->problem, c, bufs);
+    const struct cla_buf_range own = {"workspace", w, end};
+    for (int i = 0; st == CLATTN_OK && i < CLA_CALL_BUFS; i++) {
+        const struct cla_buf_range other = {bufs[i].name, bufs[i].buf, bufs[i].end_bytes};
+        if (cla_ranges_overlap(&own, &other, facts, ctx))
+            st = cla_fail(&ctx->log, CLATTN_ERR_OVERLAP,
+                          "workspace (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)",
+                          w->offset_bytes, end, other.name, other.buf->offset_bytes,
+                          other.end_bytes);
+    }
+    c->workspace_offset = (int64_t)(w->offset_bytes / sizeof(float));
+    return st;
+}
+
+clattn_status cla_plan_check_call(const clattn_plan *plan, const clattn_attention_call *call,
+                                  struct cla_call *out)
+{
+    clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx),
+                                      plan->ctx, &plan->ctx->log, out);
+    return st == CLATTN_OK ? check_workspace(plan, out) : st;
 }
 
 static const char *kernel_name(const clattn_plan *plan)
@@ -168,7 +248,11 @@ static uint64_t bytes_moved(const clattn_plan *plan)
     const struct cla_problem *p = &plan->problem;
     if (p->max_len_q == INT32_MAX || p->max_len_kv == INT32_MAX)
         return 0;
-    const double bytes = cla_tile_bytes(p, &plan->choice.tile, p->max_len_q, p->max_len_kv);
+    const struct cla_algo *algo = plan->choice.algo;
+    const struct cla_tile *t = &plan->choice.tile;
+    const double bytes =
+        algo->bytes ? algo->bytes(p, &plan->ctx->caps, t, p->max_len_q, p->max_len_kv)
+                    : cla_tile_bytes(p, t, p->max_len_q, p->max_len_kv);
     return bytes < 0x1p64 ? (uint64_t)bytes : UINT64_MAX;
 }
 
@@ -216,8 +300,7 @@ clattn_status clattn_attention_run(const clattn_plan *plan, const clattn_attenti
     if (!plan)
         return CLATTN_ERR_INVALID_ARGUMENT;
     struct cla_call checked;
-    clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx),
-                                      plan->ctx, &plan->ctx->log, &checked);
+    const clattn_status st = cla_plan_check_call(plan, call, &checked);
     if (st != CLATTN_OK || checked.batch == 0 || checked.len_q == 0)
         return st;
     return plan->choice.algo->run(plan->ctx, &plan->problem, plan->prepared, &checked);

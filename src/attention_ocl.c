@@ -79,8 +79,13 @@ clattn_status clattn_attention_enqueue(const clattn_plan *plan, const clattn_att
         return cla_fail(log, CLATTN_ERR_NO_OPENCL,
                         "enqueue: the plan is of the built-in CPU path, which has no queue");
     CLA_TRY(cla_queue_check(ctx, queue, num_wait, wait));
-    CLA_TRY(cla_call_check(&plan->problem, call, cla_context_mem_facts(ctx), ctx, log, &checked));
+    CLA_TRY(cla_plan_check_call(plan, call, &checked));
     CLA_TRY(check_kinds(plan, &checked));
+    const uint64_t need = cla_plan_workspace(plan, &checked);
+    if (need && checked.workspace.kind == CLATTN_BUF_ABSENT)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_BUFFER_MISSING,
+                         "workspace is absent: %s needs a cl_mem of %llu bytes",
+                         plan->choice.algo->name, (unsigned long long)need));
     if (checked.batch == 0 || checked.len_q == 0) {
         if (done_event)
             CLA_CL(ctx->ocl->cl->EnqueueMarkerWithWaitList(queue, num_wait, wait, done_event));

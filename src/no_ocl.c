@@ -97,18 +97,20 @@ clattn_status cla_ocl_measure(clattn_context *ctx, int32_t what, size_t bytes, d
 
 // ---- algorithms --------------------------------------------------------------------------------
 
-static int propose(const struct cla_problem *p, const struct cla_caps *caps, struct cla_tile *out,
-                   int max, struct cla_notes *refusals)
+static int propose(const struct cla_algo *self, const struct cla_problem *p,
+                   const struct cla_caps *caps, struct cla_tile *out, int max,
+                   struct cla_notes *refusals)
 {
     (void)p;
     (void)caps;
     (void)out;
     (void)max;
-    cla_note(refusals, "fused: this build of clattn is without OpenCL, only the CPU path is there");
+    cla_note(refusals, "%s: this build of clattn is without OpenCL, only the CPU path is there",
+             self->name);
     return 0;
 }
 
-// It proposes nothing, so nothing else of it is ever called.
+// They propose nothing, so nothing else of them is ever called.
 const struct cla_algo cla_algo_fused = {
     .id = CLATTN_ALGO_FUSED, .name = "fused", .propose = propose};
 

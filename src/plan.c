@@ -9,8 +9,8 @@ static const char *barred(const struct cla_algo *algo, const struct cla_problem 
 {
     if (p->algo != CLATTN_ALGO_AUTO)
         return algo->id == p->algo ? NULL : "";
-    if (algo->id == CLATTN_ALGO_REFERENCE)
-        return ""; // only when asked for by name
+    if (algo->by_name_only)
+        return "";
     if (algo->id == CLATTN_ALGO_HOST && p->kernel != CLATTN_KERNEL_AUTO)
         return "an OpenCL kernel shape is forced";
     if (algo->id == CLATTN_ALGO_HOST && p->no_fallback && caps->type != CLA_DEVICE_BUILTIN)
@@ -33,7 +33,7 @@ void cla_plan_rank(const struct cla_problem *p, const struct cla_caps *caps,
         struct cla_tile tiles[CLA_CHOICES_MAX];
         // Room for the algorithms behind this one, which bring one choice each.
         const int max = CLA_CHOICES_MAX - out->count - (cla_algos_count - 1 - i);
-        const int n = algo->propose(p, caps, tiles, max, &out->refusals);
+        const int n = algo->propose(algo, p, caps, tiles, max, &out->refusals);
         for (int k = 0; k < n; k++)
             out->choice[out->count++] = (struct cla_choice){algo, tiles[k]};
     }

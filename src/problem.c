@@ -6,79 +6,19 @@
 #include <string.h>
 
 #include "abi.h"
+#include "clattn/softmax.h"
 
-enum { DIM_MAX = 576 };
-
-// ---- structs of the caller ---------------------------------------------------------------------
-
-clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, void *out,
-                            size_t out_size, const struct cla_log *log)
-{
-    size_t size = 0;
-    memcpy(&size, in, sizeof size);
-    if (size < min_size)
-        return cla_fail(log, CLATTN_ERR_STRUCT_SIZE,
-                        "%s.struct_size is %zu, less than %zu: call %s_init() first", what, size,
-                        min_size, what);
-    if (size > out_size) {
-        // A newer caller: fine as long as it sets nothing that this library does not know. The
-        // bound keeps a wild size from reading far beyond the struct.
-        if (size > 65536)
-            return cla_fail(log, CLATTN_ERR_STRUCT_SIZE, "%s.struct_size is %zu", what, size);
-        for (size_t i = out_size; i < size; i++) {
-            if (((const unsigned char *)in)[i] != 0)
-                return cla_fail(log, CLATTN_ERR_STRUCT_SIZE,
-                                "%s.struct_size is %zu, and byte %zu behind the %zu this library "
-                                "knows is set",
-                                what, size, i, out_size);
-        }
-        size = out_size;
-    }
-    memset(out, 0, out_size);
-    memcpy(out, in, size);
-    return CLATTN_OK;
-}
-
-void cla_struct_init(void *s, size_t size)
-{
-    if (s && size >= sizeof(size_t)) {
-        memset(s, 0, size);
-        memcpy(s, &size, sizeof size);
-    }
-}
-
-void clattn_attention_desc_init(clattn_attention_desc *desc, size_t size)
-{
-    cla_struct_init(desc, size);
-}
-
-void clattn_attention_call_init(clattn_attention_call *call, size_t size)
-{
-    cla_struct_init(call, size);
-}
-
-void clattn_context_desc_init(clattn_context_desc *desc, size_t size)
-{
-    cla_struct_init(desc, size);
-}
+enum { DIM_MAX = 576, SPLITS_MAX = 65535 };
 
 // ---- description -------------------------------------------------------------------------------
 
-clattn_status cla_check_enum(const struct cla_log *log, const char *field, int64_t value,
-                             int64_t last)
+// A field that only one algorithm reads.
+static clattn_status check_owner(const struct cla_log *log, const clattn_attention_desc *d,
+                                 const char *field, int32_t value, int32_t owner, const char *name)
 {
-    if (value < 0 || value > last)
-        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s is %lld, not 0 to %lld", field,
-                        (long long)value, (long long)last);
-    return CLATTN_OK;
-}
-
-clattn_status cla_check_bits(const struct cla_log *log, const char *field, uint32_t value,
-                             uint32_t known)
-{
-    if (value & ~known)
-        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s has unknown bits 0x%x", field,
-                        (unsigned)(value & ~known));
+    if (value && d->algo != owner)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s is %d, but algo is %d, not %d (%s)",
+                        field, (int)value, (int)d->algo, (int)owner, name);
     return CLATTN_OK;
 }
 
@@ -89,16 +29,21 @@ static clattn_status check_desc_enums(const clattn_attention_desc *d, const stru
     CLA_TRY(cla_check_enum(log, "dtype_kv", d->dtype_kv, CLATTN_DTYPE_I8));
     CLA_TRY(cla_check_enum(log, "dtype_o", d->dtype_o, CLATTN_DTYPE_I8));
     CLA_TRY(cla_check_enum(log, "align", d->align, CLATTN_ALIGN_TOP_LEFT));
-    CLA_TRY(cla_check_enum(log, "algo", d->algo, CLATTN_ALGO_REFERENCE));
+    CLA_TRY(cla_check_enum(log, "algo", d->algo, CLATTN_ALGO_UNFUSED));
     CLA_TRY(cla_check_enum(log, "kernel", d->kernel, CLATTN_KERNEL_VECTOR));
     CLA_TRY(cla_check_enum(log, "precision", d->precision, CLATTN_PRECISION_FULL));
     CLA_TRY(cla_check_bits(log, "features", d->features,
                            CLATTN_FEATURE_CAUSAL | CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE));
     CLA_TRY(cla_check_bits(log, "flags", d->flags, CLATTN_NO_FALLBACK));
-    if (d->kernel != CLATTN_KERNEL_AUTO && d->algo != CLATTN_ALGO_AUTO &&
-        d->algo != CLATTN_ALGO_FUSED)
+    CLA_TRY(cla_check_enum(log, "softmax", d->softmax, CLATTN_SOFTMAX_ONLINE));
+    CLA_TRY(cla_check_enum(log, "num_splits", d->num_splits, SPLITS_MAX));
+    CLA_TRY(check_owner(log, d, "num_splits", d->num_splits, CLATTN_ALGO_SPLIT_KV, "split_kv"));
+    CLA_TRY(check_owner(log, d, "softmax", d->softmax, CLATTN_ALGO_UNFUSED, "unfused"));
+    if (d->kernel != CLATTN_KERNEL_AUTO &&
+        (d->algo == CLATTN_ALGO_HOST || d->algo == CLATTN_ALGO_REFERENCE ||
+         d->algo == CLATTN_ALGO_UNFUSED))
         CLA_TRY(cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
-                         "kernel is %d, but algo %d has no OpenCL kernel", (int)d->kernel,
+                         "kernel is %d, but algo %d has no kernel shapes", (int)d->kernel,
                          (int)d->algo));
 done:
     return st;
@@ -176,6 +121,8 @@ clattn_status cla_problem_from_desc(const clattn_attention_desc *desc, const str
         .algo = d.algo,
         .kernel = d.kernel,
         .precision = d.precision,
+        .num_splits = d.num_splits,
+        .softmax = d.softmax ? d.softmax : CLATTN_SOFTMAX_SAFE,
         .no_fallback = (d.flags & CLATTN_NO_FALLBACK) != 0,
     };
 done:
@@ -561,7 +508,6 @@ clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention
         .off = p->align == CLATTN_ALIGN_TOP_LEFT ? 0 : call.len_kv - call.len_q,
         .win_lo = CLA_WIN_MIN,
         .win_hi = CLA_WIN_MAX,
-        .workspace = call.workspace,
     };
     if (p->causal)
         out->win_hi = out->off;
@@ -583,7 +529,8 @@ clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention
         const int64_t extent[3] = {b, p->heads_q, nq};
         CLA_TRY(check_lse(&c, &call.lse, extent, out, &lse_end));
     }
-    // No algorithm needs any yet; one that is brought has to be memory all the same.
+    // How much is needed is the algorithm's to say; what is brought has to be memory in any case.
+    out->workspace = call.workspace;
     if (call.workspace.kind != CLATTN_BUF_ABSENT)
         CLA_TRY(check_buf(&c, "workspace", &call.workspace, 1, 0));
     CLA_TRY(check_overlaps(&c, out, lse_end));

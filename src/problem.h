@@ -22,6 +22,8 @@ struct cla_problem {
     int32_t algo;   // enum clattn_algo
     int32_t kernel; // enum clattn_kernel
     int32_t precision;
+    int32_t num_splits; // parts of the keys, 0 = as many as suit the device
+    int32_t softmax;    // enum clattn_softmax_algo of unfused attention
     bool no_fallback;
 };
 
@@ -52,6 +54,7 @@ struct cla_call {
     clattn_buf lse;
     int64_t lse_offset; // floats
     clattn_buf workspace;
+    int64_t workspace_offset; // floats
 };
 
 // Memory of one call as host pointers at element 0 (offsets already added). Absent = NULL.

@@ -63,6 +63,17 @@ bool cla_tile_fits_kernel(const struct cla_tile *t, const struct cla_caps *caps,
 
 // ---- what both shapes ask of a problem ----------------------------------------------------------
 
+// Whose tile it is, for notes.
+static const char *who(const struct cla_problem *p)
+{
+    switch (p->algo) {
+    case CLATTN_ALGO_TWO_LOOP: return "two_loop";
+    case CLATTN_ALGO_FUSED_KV_OUTER: return "fused_kv_outer";
+    case CLATTN_ALGO_SPLIT_KV: return "split_kv";
+    default: return "fused";
+    }
+}
+
 // Rows of a key head, at most.
 static int64_t rows_of(const struct cla_problem *p)
 {
@@ -228,19 +239,19 @@ static void note_group(struct cla_notes *refusals, const struct group_tile *g,
 {
     const int32_t items = g->items_q * g->items_k;
     if ((size_t)items > max_items(caps))
-        cla_note(refusals, "fused, group shape %d x %d: needs %d work-items, the device allows %zu",
-                 (int)g->tile_q, (int)g->tile_k, (int)items, max_items(caps));
+        cla_note(refusals, "%s, group shape %d x %d: needs %d work-items, the device allows %zu",
+                 who(p), (int)g->tile_q, (int)g->tile_k, (int)items, max_items(caps));
     else if (local_bytes(g, least) > local_budget(p, caps))
         cla_note(refusals,
-                 "fused, group shape %d x %d: needs %zu bytes of local memory for %d channels, %zu "
+                 "%s, group shape %d x %d: needs %zu bytes of local memory for %d channels, %zu "
                  "are for a work-group, the device has %zu",
-                 (int)g->tile_q, (int)g->tile_k, local_bytes(g, least), (int)least,
+                 who(p), (int)g->tile_q, (int)g->tile_k, local_bytes(g, least), (int)least,
                  local_budget(p, caps), caps->local_bytes);
     else
         cla_note(refusals,
-                 "fused, group shape %d x %d: an item would sum up %d floats, over %d they leave "
+                 "%s, group shape %d x %d: an item would sum up %d floats, over %d they leave "
                  "the registers",
-                 (int)g->tile_q, (int)g->tile_k, (int)sums_of(g, p), SUMS_MOST);
+                 who(p), (int)g->tile_q, (int)g->tile_k, (int)sums_of(g, p), SUMS_MOST);
 }
 
 // The best tile among those from `first` on that have as many rows; false with a note if there is
@@ -299,8 +310,8 @@ static int rank_group(const struct cla_problem *p, const struct cla_caps *caps,
         if (next < GROUP_TILES && group_tiles[next].tile_q >= rows_of(p))
             continue;
         if (rows > DECENT_ROWS && leaves_units_idle(p, caps, rows)) {
-            cla_note(refusals, "fused, group shape of %d rows: fewer work-groups than the %d "
-                     "compute units", (int)rows, (int)caps->compute_units);
+            cla_note(refusals, "%s, group shape of %d rows: fewer work-groups than the %d "
+                     "compute units", who(p), (int)rows, (int)caps->compute_units);
             continue;
         }
         if (!best_of_rows(k, p, caps, limit, most, &out[n], n == 0 ? refusals : NULL))
@@ -318,9 +329,9 @@ static int rank_group(const struct cla_problem *p, const struct cla_caps *caps,
             out[n++] = group_choice(g, chunk, p, caps);
     }
     if (n == 0)
-        cla_note(refusals, "fused, group shape: no tile fits work-groups of %zu and %zu bytes of "
-                 "local memory; the smallest needs 1 and %d", max_items(caps), caps->local_bytes,
-                 (int)CLA_GROUP_LOCAL_BYTES(1, 4, 4));
+        cla_note(refusals, "%s, group shape: no tile fits work-groups of %zu and %zu bytes of "
+                 "local memory; the smallest needs 1 and %d", who(p), max_items(caps),
+                 caps->local_bytes, (int)CLA_GROUP_LOCAL_BYTES(1, 4, 4));
     return n;
 }
 
@@ -360,8 +371,8 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
                        struct cla_tile *out, int max, struct cla_notes *refusals)
 {
     if (caps->quirks & CLA_QUIRK_SCALARIZES) {
-        cla_note(refusals, "fused, vector shape: the driver's compiler takes vectors apart and "
-                           "needs minutes and gigabytes for this kernel");
+        cla_note(refusals, "%s, vector shape: the driver's compiler takes vectors apart and "
+                           "needs minutes and gigabytes for this kernel", who(p));
         return 0;
     }
     const int32_t native = caps->native_width_f32;
@@ -375,8 +386,8 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
             (v->vecs_q > 1 && rows_of(p) <= (int64_t)width * (v->vecs_q - 1)))
             continue;
         if (v->vecs_q > 1 && leaves_units_idle(p, caps, tile_q)) {
-            cla_note(refusals, "fused, vector shape %d x %d: fewer work-groups than the %d compute "
-                     "units", (int)tile_q, (int)tile_k, (int)caps->compute_units);
+            cla_note(refusals, "%s, vector shape %d x %d: fewer work-groups than the %d compute "
+                     "units", who(p), (int)tile_q, (int)tile_k, (int)caps->compute_units);
             continue;
         }
         out[n] = (struct cla_tile){

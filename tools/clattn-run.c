@@ -39,8 +39,12 @@ static const char help[] =
     "  --device SEL          index as clattn-probe prints it, cpu for the built-in CPU path, or\n"
     "                        part of a platform's or device's name in any case, the first that\n"
     "                        fits; default $CLATTN_DEVICE, else the best device\n"
-    "  --algo ALGO           auto (default), fused, host or reference (double precision, slow)\n"
-    "  --kernel KERNEL       shape of the fused OpenCL kernel: group or vector; default by device\n"
+    "  --algo ALGO           auto (default), host or reference (double precision, slow), or on\n"
+    "                        OpenCL fused, split_kv, two_loop, fused_kv_outer or unfused\n"
+    "  --kernel KERNEL       shape of the OpenCL kernels: group or vector; default by device\n"
+    "  --splits N            with --algo split_kv: parts that the keys are cut into, 1 to 65535;\n"
+    "                        default by device and lengths\n"
+    "  --softmax SOFTMAX     with --algo unfused: naive, safe (default) or online\n"
     "  --threads N           threads of the CPU path; default all\n"
     "  --repeat N            run N times and tell the median time\n"
     "  --tolerance X         for --compare: |error| <= X + X * |expected| passes; default 1e-5\n"
@@ -58,8 +62,8 @@ static const char help[] =
 
 enum {
     OPT_Q, OPT_K, OPT_V, OPT_O, OPT_LSE, OPT_LAYOUT, OPT_CAUSAL, OPT_ALIGN, OPT_SCALE, OPT_MASK,
-    OPT_DEVICE, OPT_ALGO, OPT_KERNEL, OPT_THREADS, OPT_COMPARE, OPT_TOLERANCE, OPT_REPEAT,
-    OPT_JSON, OPT_HELP, OPT_VERSION, OPT_COUNT
+    OPT_DEVICE, OPT_ALGO, OPT_KERNEL, OPT_SPLITS, OPT_SOFTMAX, OPT_THREADS, OPT_COMPARE,
+    OPT_TOLERANCE, OPT_REPEAT, OPT_JSON, OPT_HELP, OPT_VERSION, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
@@ -76,6 +80,8 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_DEVICE] = {"device", 0, TOOL_ARG_REQUIRED, false},
     [OPT_ALGO] = {"algo", 0, TOOL_ARG_REQUIRED, false},
     [OPT_KERNEL] = {"kernel", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_SPLITS] = {"splits", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_SOFTMAX] = {"softmax", 0, TOOL_ARG_REQUIRED, false},
     [OPT_THREADS] = {"threads", 0, TOOL_ARG_REQUIRED, false},
     [OPT_COMPARE] = {"compare", 0, TOOL_ARG_REQUIRED, false},
     [OPT_TOLERANCE] = {"tolerance", 0, TOOL_ARG_REQUIRED, false},
@@ -104,6 +110,13 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_LAYOUT: return tool_take_word(shown, value, tool_layout_words, &opt->layout);
     case OPT_ALIGN: return tool_take_word(shown, value, tool_align_words, &opt->align);
     case OPT_ALGO: return tool_take_word(shown, value, tool_algo_words, &opt->algo);
+    case OPT_SPLITS: return tool_take_int32(shown, value, 1, 65535, &opt->splits);
+    case OPT_SOFTMAX:
+        opt->softmax = tool_parse_word(value, tool_softmax_words);
+        return opt->softmax > 0 ? 0
+                                : tool_fail(TOOL_USE,
+                                            "option %s: '%s' is none of naive, safe, online",
+                                            shown, value);
     case OPT_THREADS: return tool_take_int32(shown, value, 1, 4096, &opt->threads);
     case OPT_REPEAT: return tool_take_int32(shown, value, 1, 1000000, &opt->repeat);
     case OPT_CAUSAL:
@@ -139,9 +152,13 @@ static int check_options(const struct options *opt)
     if (opt->causal_align >= 0 && opt->align >= 0 && opt->causal_align != opt->align)
         return tool_fail(TOOL_USE, "options --causal=%s and --align %s contradict each other",
                          tool_align_words[opt->causal_align], tool_align_words[opt->align]);
-    if (opt->kernel > 0 && (opt->algo == CLATTN_ALGO_HOST || opt->algo == CLATTN_ALGO_REFERENCE))
+    if (opt->kernel > 0 && !tool_algo_has_shapes(opt->algo))
         return tool_fail(TOOL_USE, "option --kernel does not go with --algo %s",
                          tool_algo_words[opt->algo]);
+    if (opt->splits && opt->algo != CLATTN_ALGO_SPLIT_KV)
+        return tool_fail(TOOL_USE, "option --splits needs --algo split_kv");
+    if (opt->softmax > 0 && opt->algo != CLATTN_ALGO_UNFUSED)
+        return tool_fail(TOOL_USE, "option --softmax needs --algo unfused");
     return 0;
 }
 

@@ -37,7 +37,15 @@ typedef enum clattn_algo {
     CLATTN_ALGO_AUTO = 0,  ///< the best that works on the device
     CLATTN_ALGO_FUSED = 1, ///< one pass over K and V, tiled, on OpenCL (FlashAttention-2 order)
     CLATTN_ALGO_HOST = 2,  ///< the same on the CPU in portable C, no OpenCL
-    CLATTN_ALGO_REFERENCE = 3 ///< the definition in double precision, slow; for checking
+    CLATTN_ALGO_REFERENCE = 3, ///< the definition in double precision, slow; for checking
+    /// Two loops over the keys on OpenCL: maximum and sum of each row, then the weighted sum
+    CLATTN_ALGO_TWO_LOOP = 4,
+    /// Keys in the outer loop, queries inside, on OpenCL (FlashAttention-1 order)
+    CLATTN_ALGO_FUSED_KV_OUTER = 5,
+    /// As fused, the keys cut into parts that are merged: few queries, long context; on OpenCL
+    CLATTN_ALGO_SPLIT_KV = 6,
+    /// Scores in memory: a matrix product, softmax of rows, a matrix product (CLBlast, OpenCL)
+    CLATTN_ALGO_UNFUSED = 7
 } clattn_algo;
 
 /// Which shape of the fused OpenCL kernel is used.
@@ -94,6 +102,8 @@ typedef struct clattn_attention_desc {
     uint32_t flags;        ///< CLATTN_NO_FALLBACK
     int32_t direction;     ///< 0 = forward; others reserved
     float dropout_p;       ///< reserved, 0
+    int32_t num_splits;    ///< split_kv: parts of the keys, some may be empty; 0 = as many as suit
+    int32_t softmax;       ///< unfused: enum clattn_softmax_algo; 0 = safe
 } clattn_attention_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
@@ -148,7 +158,9 @@ typedef struct clattn_attention_call {
     clattn_tensor o;    ///< [batch, heads_q, len_q, dim_v], written
     clattn_mask mask;   ///< with CLATTN_FEATURE_MASK
     clattn_buf lse;     ///< float [batch, heads_q, len_q] contiguous, with CLATTN_FEATURE_LSE
-    clattn_buf workspace; ///< clattn_plan_workspace_bytes(); may be absent where that is 0
+    /// clattn_plan_workspace_bytes() of a cl_mem, used during the call. clattn_attention_run()
+    /// allocates one where it is absent.
+    clattn_buf workspace;
 } clattn_attention_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.
@@ -184,8 +196,11 @@ CLATTN_API clattn_status clattn_attention_plan_create(clattn_context *ctx,
 CLATTN_API void clattn_plan_destroy(clattn_plan **plan);
 
 /// Bytes of workspace a call needs, or with NULL `call` the most any call within the bounds needs.
-/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; or what clattn_attention_run() would
-///         say of the call, and then *bytes is not written. Threads: any.
+/// A call needs not have a workspace here.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_OVER_BOUND without `call`
+///         where the plan has no bound and so the workspace has none, or it is over SIZE_MAX; or
+///         what clattn_attention_run() would say of the call. Then *bytes is not written.
+/// Threads: any.
 CLATTN_API clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
                                                      const clattn_attention_call *call,
                                                      size_t *bytes);
@@ -195,7 +210,7 @@ typedef struct clattn_plan_info {
     size_t struct_size;  ///< set by the caller to sizeof(clattn_plan_info)
     int32_t algo;        ///< enum clattn_algo
     int32_t kernel;      ///< enum clattn_kernel; AUTO where the algorithm has no OpenCL kernel
-    char algo_name[32];  ///< "fused", "host", "reference"
+    char algo_name[32];  ///< "fused", "host", "two_loop", ... as the enum says
     char kernel_name[32]; ///< "group", "vector"; for "host" the instruction set
     int32_t tile_q;      ///< rows (query, head of a group) a work-group or thread owns at once
     int32_t tile_k;      ///< keys in a tile
@@ -208,8 +223,8 @@ typedef struct clattn_plan_info {
     char reason[256];    ///< why this choice
     char build_options[1024]; ///< options the kernel was compiled with; empty without one
     /// Bytes that one sequence (all heads) of max_len_q and max_len_kv moves to and from global
-    /// memory: Q, O, LSE and mask once, K and V once for each tile_q rows of a key head, as if no
-    /// key were hidden. 0 where either bound is absent.
+    /// memory, as if no key were hidden; docs/math.md has the formula of each algorithm. 0 where
+    /// either bound is absent.
     uint64_t bytes_moved;
 } clattn_plan_info;
 

@@ -22,21 +22,40 @@ struct cla_submit {
     void *done;
 };
 
+// Lengths of a call; under `bound` of all calls up to these, of which the greediest counts.
+struct cla_extent {
+    int32_t batch, len_q, len_kv;
+    bool bound;
+};
+
+struct cla_tiled; // algo/tiled_ocl.h
+
 struct cla_algo {
     int32_t id; // enum clattn_algo
     const char *name;
+    bool by_name_only; // CLATTN_ALGO_AUTO does not take it
+    const struct cla_tiled *tiled; // NULL where it is not made of tiles
     // Pure. Writes at most `max` tiles, best first; 0 with a note where it cannot serve.
-    int (*propose)(const struct cla_problem *p, const struct cla_caps *caps, struct cla_tile *out,
-                   int max, struct cla_notes *refusals);
+    int (*propose)(const struct cla_algo *self, const struct cla_problem *p,
+                   const struct cla_caps *caps, struct cla_tile *out, int max,
+                   struct cla_notes *refusals);
     // Builds what the proposal needs. `options` receives the build options; `why` what a failure's
     // status does not say, else it stays as it is.
-    clattn_status (*prepare)(clattn_context *ctx, const struct cla_problem *p,
-                             const struct cla_tile *tile, struct cla_prepared **out, char *options,
-                             size_t options_size, char *why, size_t why_size);
+    clattn_status (*prepare)(clattn_context *ctx, const struct cla_algo *self,
+                             const struct cla_problem *p, const struct cla_tile *tile,
+                             struct cla_prepared **out, char *options, size_t options_size,
+                             char *why, size_t why_size);
     // For what prepare() made and that failed its trial: builds anew, in place, what had come from
     // the program cache on disk. False where nothing had, or it doesn't build.
-    bool (*renew)(clattn_context *ctx, struct cla_prepared *prepared, const char *options);
+    bool (*renew)(clattn_context *ctx, const struct cla_problem *p, struct cla_prepared *prepared,
+                  const char *options);
     void (*release)(struct cla_prepared *prepared);
+    // Bytes of workspace; UINT64_MAX where they go beyond 64 bits. NULL = never any.
+    uint64_t (*workspace)(const clattn_context *ctx, const struct cla_problem *p,
+                          const struct cla_prepared *prepared, const struct cla_extent *e);
+    // Bytes that one sequence (all heads) moves to and from global memory; NULL = cla_tile_bytes().
+    double (*bytes)(const struct cla_problem *p, const struct cla_caps *caps,
+                    const struct cla_tile *tile, int64_t len_q, int64_t len_kv);
     // Runs on host memory and cl_mem, and waits.
     clattn_status (*run)(clattn_context *ctx, const struct cla_problem *p,
                          const struct cla_prepared *prepared, const struct cla_call *call);

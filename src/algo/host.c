@@ -8,9 +8,11 @@
 #include "algo/algo.h"
 #include "ref/ref.h"
 
-static int propose_host(const struct cla_problem *p, const struct cla_caps *caps,
-                        struct cla_tile *out, int max, struct cla_notes *refusals)
+static int propose_host(const struct cla_algo *self, const struct cla_problem *p,
+                        const struct cla_caps *caps, struct cla_tile *out, int max,
+                        struct cla_notes *refusals)
 {
+    (void)self;
     (void)caps;
     (void)refusals;
     if (max < 1)
@@ -24,9 +26,11 @@ static int propose_host(const struct cla_problem *p, const struct cla_caps *caps
     return 1;
 }
 
-static int propose_reference(const struct cla_problem *p, const struct cla_caps *caps,
-                             struct cla_tile *out, int max, struct cla_notes *refusals)
+static int propose_reference(const struct cla_algo *self, const struct cla_problem *p,
+                             const struct cla_caps *caps, struct cla_tile *out, int max,
+                             struct cla_notes *refusals)
 {
+    (void)self;
     (void)p;
     (void)caps;
     (void)refusals;
@@ -38,11 +42,13 @@ static int propose_reference(const struct cla_problem *p, const struct cla_caps 
 }
 
 // Nothing has to be built.
-static clattn_status prepare(clattn_context *ctx, const struct cla_problem *p,
-                             const struct cla_tile *tile, struct cla_prepared **out, char *options,
-                             size_t options_size, char *why, size_t why_size)
+static clattn_status prepare(clattn_context *ctx, const struct cla_algo *self,
+                             const struct cla_problem *p, const struct cla_tile *tile,
+                             struct cla_prepared **out, char *options, size_t options_size,
+                             char *why, size_t why_size)
 {
     (void)ctx;
+    (void)self;
     (void)p;
     (void)tile;
     (void)why;
@@ -173,6 +179,7 @@ const struct cla_algo cla_algo_host = {
 const struct cla_algo cla_algo_reference = {
     .id = CLATTN_ALGO_REFERENCE,
     .name = "reference",
+    .by_name_only = true,
     .propose = propose_reference,
     .prepare = prepare,
     .release = release,

@@ -199,13 +199,26 @@ void devices_close(struct test_device *devices, int count)
 
 // ---- targets ------------------------------------------------------------------------------------
 
-static const char *algo_name(int32_t algo, int32_t kernel)
+// In the order of enum clattn_algo.
+static const char *const algo_names[] = {"auto",     "fused",          "host",     "reference",
+                                         "two_loop", "fused_kv_outer", "split_kv", "unfused"};
+enum { ALGOS = sizeof algo_names / sizeof algo_names[0] };
+
+static bool has_shapes(int32_t algo)
 {
-    switch (algo) {
-    case CLATTN_ALGO_FUSED: return kernel == CLATTN_KERNEL_GROUP ? "group" : "vector";
-    case CLATTN_ALGO_HOST: return "host";
-    default: return "reference";
-    }
+    return algo != CLATTN_ALGO_HOST && algo != CLATTN_ALGO_REFERENCE && algo != CLATTN_ALGO_UNFUSED;
+}
+
+static bool is_algo(const char *name, void *algo)
+{
+    return strcmp(name, algo_names[*(const int32_t *)algo]) == 0;
+}
+
+static bool algo_is_wanted(int32_t algo)
+{
+    if (!set_in_env("CLATTN_TEST_ALGOS"))
+        return algo == CLATTN_ALGO_FUSED || algo == CLATTN_ALGO_HOST;
+    return any_in_list("CLATTN_TEST_ALGOS", is_algo, &algo);
 }
 
 static void add_target(struct test_target *targets, int *count, struct test_device *d,
@@ -213,30 +226,44 @@ static void add_target(struct test_target *targets, int *count, struct test_devi
 {
     struct test_target *t = &targets[(*count)++];
     *t = (struct test_target){.device = d, .algo = algo, .kernel = kernel, .level = level};
-    snprintf(t->name, sizeof t->name, "%.70s/%s", d->tag, algo_name(algo, kernel));
+    static const char *const shapes[] = {"", "group", "vector"};
+    const bool named = algo != CLATTN_ALGO_FUSED;
+    snprintf(t->name, sizeof t->name, "%.60s/%s%s%s", d->tag, named ? algo_names[algo] : "",
+             named && has_shapes(algo) ? "/" : "", shapes[kernel]);
 }
 
-// Both kernel shapes, but vectors as rows are only promised where the device prefers them; and the
-// CPU path on the device's memory.
-static void add_shapes(struct test_target *targets, int *count, struct test_device *d)
+// Both kernel shapes, but vectors as rows are only promised where the device prefers them.
+static void add_shapes(struct test_target *targets, int *count, struct test_device *d, int32_t algo)
 {
-    add_target(targets, count, d, CLATTN_ALGO_FUSED, CLATTN_KERNEL_GROUP, d->level);
-    add_target(targets, count, d, CLATTN_ALGO_HOST, CLATTN_KERNEL_AUTO, d->level);
+    add_target(targets, count, d, algo, CLATTN_KERNEL_GROUP, d->level);
     clattn_attention_desc desc;
     clattn_attention_desc_init(&desc, sizeof desc);
     desc.dim_qk = 16;
     desc.heads_q = 1;
-    desc.algo = CLATTN_ALGO_FUSED;
+    desc.algo = algo;
     desc.kernel = CLATTN_KERNEL_VECTOR;
     clattn_plan *plan = NULL;
     const clattn_status st = clattn_attention_plan_create(d->ctx, &desc, &plan);
     clattn_plan_destroy(&plan);
     if (st == CLATTN_OK || d->info.vector_shape)
-        add_target(targets, count, d, CLATTN_ALGO_FUSED, CLATTN_KERNEL_VECTOR,
+        add_target(targets, count, d, algo, CLATTN_KERNEL_VECTOR,
                    d->info.vector_shape ? d->level : LEVEL_SMALL);
     else
         printf("%s: the vector shape is not for this device (%s)\n", d->tag,
                clattn_status_string(st));
+}
+
+// What is wanted of a device: an OpenCL algorithm, or one of the CPU on the device's memory.
+static void add_algos(struct test_target *targets, int *count, struct test_device *d)
+{
+    for (int32_t algo = CLATTN_ALGO_FUSED; algo < ALGOS; algo++) {
+        if (!algo_is_wanted(algo))
+            continue;
+        if (has_shapes(algo))
+            add_shapes(targets, count, d, algo);
+        else
+            add_target(targets, count, d, algo, CLATTN_KERNEL_AUTO, d->level);
+    }
 }
 
 clattn_plan *target_plan(const struct test_target *t, clattn_attention_desc desc)
@@ -269,7 +296,7 @@ static void check_builds(void **state)
     const struct test_target *t = *state;
     const uint64_t builds = clattn_context_build_count(t->device->ctx);
     printf("%s: %llu programs built on the device so far\n", t->name, (unsigned long long)builds);
-    if (t->algo == CLATTN_ALGO_FUSED)
+    if (t->algo != CLATTN_ALGO_HOST && t->algo != CLATTN_ALGO_REFERENCE)
         assert_true(builds > 0);
     else if (t->device->info.type == CLATTN_DEVICE_BUILTIN_CPU)
         assert_int_equal(builds, 0);
@@ -309,7 +336,7 @@ int targets_main(const char *suite, int argc, char **argv, const struct target_t
                  int num_tests)
 {
     struct test_device devices[DEVICES_MAX];
-    struct test_target targets[3 * DEVICES_MAX];
+    struct test_target targets[2 * ALGOS * DEVICES_MAX];
     int num_devices = 0, num_targets = 0, status = 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc < 2 || argc > 3 || (strcmp(argv[1], "cpu") && strcmp(argv[1], "opencl"))) {
@@ -333,7 +360,7 @@ int targets_main(const char *suite, int argc, char **argv, const struct target_t
             goto done;
         }
         for (int n = 0; n < num_devices; n++)
-            add_shapes(targets, &num_targets, &devices[n]);
+            add_algos(targets, &num_targets, &devices[n]);
     }
     status = run_targets(suite, targets, num_targets, tests, num_tests);
 done:

@@ -5,6 +5,7 @@
 //   CLATTN_TEST_EXPECT  devices that must be there, else the test fails: pocl, intel, llvmpipe,
 //                       oclgrind, or part of a platform's or device's name
 //   CLATTN_TEST_ONLY    devices to run on, named likewise; others are left alone
+//   CLATTN_TEST_ALGOS   algorithms to run on OpenCL devices, by their names; default "fused,host"
 //   CLATTN_TEST_SMALL   not empty: every device runs the small selection
 //   CLATTN_TEST_MEDIUM  not empty: no device runs more than the medium selection
 #ifndef TESTS_OPEN_DEVICE_H

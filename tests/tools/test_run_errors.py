@@ -9,7 +9,7 @@ from tool_case import CPU, INPUTS, PROGRAMS, Folder, attention, main, npy_bytes,
 
 LATER = ["--window=1,1", "--softcap=1", "--bias=x", "--alibi=x", "--sinks=x", "--kv-lens=x",
          "--cu-seqlens-q=x", "--cu-seqlens-kv=x", "--page-table=x", "--dtype=f16",
-         "--kv-dtype=int8", "--splits=2"]
+         "--kv-dtype=int8", "--pages=2"]
 
 
 class RunErrors(Folder):

@@ -34,10 +34,12 @@ struct cla_prepared {
     struct step step;
 };
 
-static clattn_status fake_prepare(clattn_context *ctx, const struct cla_problem *p,
-                                  const struct cla_tile *tile, struct cla_prepared **out,
-                                  char *options, size_t options_size, char *why, size_t why_size)
+static clattn_status fake_prepare(clattn_context *ctx, const struct cla_algo *self,
+                                  const struct cla_problem *p, const struct cla_tile *tile,
+                                  struct cla_prepared **out, char *options, size_t options_size,
+                                  char *why, size_t why_size)
 {
+    (void)self;
     (void)p;
     assert_true(script.prepared < STEPS_MAX);
     const struct step s = script.step[script.prepared++];
@@ -111,7 +113,8 @@ static void set_up_plan(int32_t algo)
     for (int k = 0; k < n; k++)
         ranking.choice[ranking.count++] = (struct cla_choice){&fake, t[k]};
     if (algo == CLATTN_ALGO_AUTO) {
-        assert_int_equal(cla_algo_host.propose(&plan->problem, &ctx->caps, t, 1, NULL), 1);
+        const struct cla_algo *host = &cla_algo_host;
+        assert_int_equal(host->propose(host, &plan->problem, &ctx->caps, t, 1, NULL), 1);
         ranking.choice[ranking.count++] = (struct cla_choice){&cla_algo_host, t[0]};
     }
 }

@@ -309,8 +309,7 @@ int bench_options(int argc, char **argv, struct bench_options *opt)
     }
     parser->opt = opt;
     int code = tool_options_parse(argc, argv, option_table, OPT_COUNT, take_option, parser);
-    if (!code && opt->kernel > 0 &&
-        (opt->algo == CLATTN_ALGO_HOST || opt->algo == CLATTN_ALGO_REFERENCE))
+    if (!code && opt->kernel > 0 && !tool_algo_has_shapes(opt->algo))
         code = tool_fail(TOOL_USE, "option --kernel does not go with --algo %s",
                          tool_algo_words[opt->algo]);
     if (!code && opt->json && opt->csv)

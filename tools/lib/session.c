@@ -7,7 +7,16 @@
 #include <string.h>
 #include <time.h>
 
-const char *const tool_algo_words[] = {"auto", "fused", "host", "reference", NULL};
+const char *const tool_algo_words[] = {
+    "auto",     "fused",          "host",     "reference",
+    "two_loop", "fused_kv_outer", "split_kv", "unfused", NULL};
+// In the order of enum clattn_softmax_algo; the first one is not for users.
+const char *const tool_softmax_words[] = {"", "naive", "safe", "online", NULL};
+
+bool tool_algo_has_shapes(int algo)
+{
+    return algo != CLATTN_ALGO_HOST && algo != CLATTN_ALGO_REFERENCE && algo != CLATTN_ALGO_UNFUSED;
+}
 const char *const tool_kernel_words[] = {"auto", "group", "vector", NULL};
 const char *const tool_align_words[] = {"bottom-right", "top-left", NULL};
 const char *const tool_layout_words[] = {"bhsd", "bshd", NULL};
@@ -116,6 +125,8 @@ clattn_status tool_plan_create(struct tool_session *s, const struct tool_problem
     desc.algo = p->algo;
     desc.kernel = p->kernel;
     desc.flags = p->flags;
+    desc.num_splits = p->num_splits;
+    desc.softmax = p->softmax;
     return clattn_attention_plan_create(s->ctx, &desc, plan);
 }
 
@@ -149,7 +160,8 @@ clattn_status tool_memory_create(struct tool_session *s, const struct tool_probl
         if (m->bytes[i])
             st = clattn_mem_create(s->ctx, m->bytes[i], &m->buf[i]);
     }
-    if (st == CLATTN_OK)
+    // A call without keys or queries has no need of one, and its plan no bound.
+    if (st == CLATTN_OK && p->batch && p->len_q && p->len_kv)
         st = clattn_plan_workspace_bytes(plan, NULL, &bytes);
     if (st == CLATTN_OK && bytes)
         st = clattn_mem_create(s->ctx, bytes, &m->workspace);

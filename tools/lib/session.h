@@ -12,7 +12,11 @@
 
 // Words of --algo, --kernel, --align and --layout in the order of their enums; NULL at the end.
 extern const char *const tool_algo_words[];
+extern const char *const tool_softmax_words[];
 extern const char *const tool_kernel_words[]; // "auto" first; on the command line absent = auto
+
+// Whether --kernel goes with the algorithm.
+bool tool_algo_has_shapes(int algo);
 extern const char *const tool_align_words[];
 extern const char *const tool_layout_words[];
 
@@ -42,6 +46,8 @@ struct tool_problem {
     int32_t mask_extent[4];
     int algo;   // enum clattn_algo
     int kernel; // enum clattn_kernel
+    int32_t num_splits; // of split_kv; 0 = as many as suit
+    int softmax;        // of unfused: enum clattn_softmax_algo; 0 = default
     uint32_t flags;
 };
 

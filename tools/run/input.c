@@ -109,6 +109,8 @@ static int check_shapes(struct run *r)
         .scale = (float)opt->scale,
         .algo = opt->algo,
         .kernel = opt->kernel,
+        .num_splits = opt->splits,
+        .softmax = opt->softmax > 0 ? opt->softmax : 0,
     };
     if (opt->mask && (code = check_mask(r)) != 0)
         return code;

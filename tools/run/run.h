@@ -13,10 +13,10 @@
 
 struct options {
     const char *q, *k, *v, *o, *lse, *mask, *compare, *device;
-    int layout, causal_align, align, algo, kernel; // -1 = not given
+    int layout, causal_align, align, algo, kernel, softmax; // -1 = not given
     bool causal, has_scale, has_tolerance, json, help, version;
     double scale, tolerance;
-    int32_t threads, repeat;
+    int32_t threads, repeat, splits;
 };
 
 struct run {

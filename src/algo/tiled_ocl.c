@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "algo/tiled_ocl.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "algo/stage_ocl.h"
+#include "ocl/error.h"
+
+int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
+                      const struct cla_caps *caps, struct cla_tile *out, int max,
+                      struct cla_notes *refusals)
+{
+    if (caps->type == CLA_DEVICE_BUILTIN) {
+        cla_note(refusals, "%s: the context's device is the built-in CPU path", self->name);
+        return 0;
+    }
+    if (!caps->compiler) {
+        cla_note(refusals, "%s: the device has no OpenCL C compiler", self->name);
+        return 0;
+    }
+    const int32_t best = cla_caps_vector_shape(caps) ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
+    const int32_t first = p->kernel == CLATTN_KERNEL_AUTO ? best : p->kernel;
+    const int32_t other =
+        first == CLATTN_KERNEL_GROUP ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
+    // The other shape is right here too, but several times slower than the CPU path: it only
+    // serves where that one may not.
+    const bool both = p->kernel == CLATTN_KERNEL_AUTO &&
+                      (p->algo != CLATTN_ALGO_AUTO || p->no_fallback);
+    if (p->kernel == CLATTN_KERNEL_AUTO && !both)
+        cla_note(refusals, "%s, %s shape: the CPU path is faster than it is on this device",
+                 self->name, other == CLATTN_KERNEL_GROUP ? "group" : "vector");
+    int n = cla_tile_rank(p, caps, first, out, max, refusals);
+    if (both && n < max)
+        n += cla_tile_rank(p, caps, other, out + n, max - n, refusals);
+    return n;
+}
+
+// ---- build -------------------------------------------------------------------------------------
+
+// Numbers only, so that no caller's text ever reaches the compiler.
+static void build_options(const struct cla_problem *p, const struct cla_tile *t,
+                          const struct cla_caps *caps, char *options, size_t size)
+{
+    const int mask_kind = p->mask ? CLA_MASK_GENERAL : p->causal ? CLA_MASK_WINDOW : CLA_MASK_NONE;
+    int n = snprintf(options, size,
+                     "-cl-std=CL1.2 -w -DDIM_QK=%d -DDIM_V=%d -DMASK_KIND=%d -DDTYPE_Q=%d "
+                     "-DDTYPE_KV=%d -DDTYPE_O=%d -DTILE_K=%d",
+                     (int)p->dim_qk, (int)p->dim_v, mask_kind, (int)p->dtype_q, (int)p->dtype_kv,
+                     (int)p->dtype_o, (int)t->tile_k);
+    if (t->kernel == CLATTN_KERNEL_VECTOR)
+        // CPU drivers compile with clang and take its prefetch; others may not know it.
+        snprintf(options + n, size - (size_t)n, " -DW=%d -DQV=%d -DRK=%d -DRD=%d%s", (int)t->width,
+                 (int)t->vecs_q, (int)t->block_k, (int)t->block_d,
+                 cla_caps_vector_shape(caps) ? " -DHAS_PREFETCH" : "");
+    else
+        snprintf(options + n, size - (size_t)n,
+                 " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d",
+                 (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
+                 p->max_len_kv > CLA_LONG_ROWS_KEYS);
+}
+
+static clattn_status check_limits(clattn_context *ctx, const struct cla_kernels *kernels,
+                                  const struct cla_tile *t, char *why, size_t why_size)
+{
+    size_t group = 0, local = 0;
+    clattn_status st = cla_kernels_limits(kernels, ctx->ocl->device, &group, &local);
+    if (st == CLATTN_OK && !cla_tile_fits_kernel(t, &ctx->caps, group, local, why, why_size))
+        st = CLATTN_ERR_UNSUPPORTED;
+    return st;
+}
+
+static void destroy_kernels(struct cla_prepared *prepared)
+{
+    for (int i = 0; i < CLA_TILED_KERNELS; i++)
+        cla_kernels_destroy(&prepared->kernels[i]);
+    if (prepared->more)
+        prepared->algo->tiled->release_more(prepared);
+    prepared->more = NULL;
+}
+
+void cla_tiled_release(struct cla_prepared *prepared)
+{
+    if (!prepared)
+        return;
+    destroy_kernels(prepared);
+    free(prepared);
+}
+
+static const struct cla_tiled_kernel *kernels_of(const struct cla_prepared *prepared)
+{
+    const struct cla_tiled *t = prepared->algo->tiled;
+    return prepared->tile.kernel == CLATTN_KERNEL_VECTOR ? t->vector : t->group;
+}
+
+// A fresh program of each file: from the cache, or compiled anew under `anew`, where *renewed says
+// whether the cache had had any of them.
+static clattn_status make_kernels(clattn_context *ctx, const struct cla_problem *p,
+                                  struct cla_prepared *prepared, const char *options, bool anew,
+                                  bool *renewed, char *why, size_t why_size)
+{
+    clattn_status st = CLATTN_OK;
+    cl_program program = NULL;
+    const struct cla_tiled_kernel *k = kernels_of(prepared);
+    for (int i = 0; i < CLA_TILED_KERNELS && k[i].file; i++) {
+        if (anew) {
+            CLA_TRY(cla_ocl_rebuild(ctx, k[i].file, options, CLATTN_LOG_WARN, &program));
+            *renewed = *renewed || program;
+        }
+        if (!program)
+            CLA_TRY(cla_ocl_build(ctx, k[i].file, options, CLATTN_LOG_WARN, &program));
+        CLA_TRY(cla_kernels_create(ctx->ocl->cl, program, k[i].function, &ctx->log,
+                                   &prepared->kernels[i]));
+        CLA_TRY(check_limits(ctx, prepared->kernels[i], &prepared->tile, why, why_size));
+        ctx->ocl->cl->ReleaseProgram(program); // the kernels keep it
+        program = NULL;
+    }
+    if (prepared->algo->tiled->prepare_more)
+        CLA_TRY(prepared->algo->tiled->prepare_more(ctx, p, prepared));
+done:
+    if (program)
+        ctx->ocl->cl->ReleaseProgram(program);
+    return st;
+}
+
+bool cla_tiled_renew(clattn_context *ctx, const struct cla_problem *p,
+                     struct cla_prepared *prepared, const char *options)
+{
+    char why[192] = "";
+    bool renewed = false;
+    destroy_kernels(prepared);
+    const clattn_status st =
+        make_kernels(ctx, p, prepared, options, true, &renewed, why, sizeof why);
+    if (renewed)
+        cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s: what the program cache had of it failed",
+                 kernels_of(prepared)[0].file);
+    return st == CLATTN_OK && renewed;
+}
+
+clattn_status cla_tiled_prepare(clattn_context *ctx, const struct cla_algo *self,
+                                const struct cla_problem *p, const struct cla_tile *tile,
+                                struct cla_prepared **out, char *options, size_t options_size,
+                                char *why, size_t why_size)
+{
+    bool renewed = false;
+    struct cla_prepared *prepared = calloc(1, sizeof *prepared);
+    if (!prepared)
+        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a prepared kernel");
+    prepared->algo = self;
+    prepared->tile = *tile;
+    build_options(p, tile, &ctx->caps, options, options_size);
+    clattn_status st = make_kernels(ctx, p, prepared, options, false, &renewed, why, why_size);
+    // A program of the cache may lack what one that is compiled has.
+    if (st != CLATTN_OK && st != CLATTN_ERR_BUILD && st != CLATTN_ERR_FILE &&
+        st != CLATTN_ERR_OUT_OF_MEMORY && cla_tiled_renew(ctx, p, prepared, options))
+        st = CLATTN_OK;
+    if (st == CLATTN_OK)
+        *out = prepared;
+    else
+        cla_tiled_release(prepared);
+    return st;
+}
+
+// ---- launch ------------------------------------------------------------------------------------
+
+static struct cla_fwd_tensor tensor_arg(const struct cla_tensor *t)
+{
+    return (struct cla_fwd_tensor){t->offset, t->stride[0], t->stride[1], t->stride[2]};
+}
+
+static bool aligned16(const struct cla_tensor *t)
+{
+    return t->offset % 4 == 0 && t->stride[0] % 4 == 0 && t->stride[1] % 4 == 0 &&
+           t->stride[2] % 4 == 0;
+}
+
+void cla_tiled_args(const struct cla_problem *p, const struct cla_tile *tile,
+                    const struct cla_call *c, struct cla_fwd_args *a)
+{
+    const int64_t rows = (int64_t)c->len_q * p->group;
+    const float size = fabsf(c->scale);
+    const bool fold = size == 0.0f || (size >= 0x1p-20f && size <= 1.0f); // see score.clh
+    *a = (struct cla_fwd_args){
+        .q = tensor_arg(&c->q),
+        .k = tensor_arg(&c->k),
+        .v = tensor_arg(&c->v),
+        .o = tensor_arg(&c->o),
+        .mask = {c->mask.offset, c->mask.stride[0], c->mask.stride[1], c->mask.stride[2],
+                 c->mask.stride[3]},
+        .lse_offset = c->lse_offset,
+        .workspace_offset = c->workspace_offset,
+        .batch = c->batch,
+        .heads_q = p->heads_q,
+        .heads_kv = p->heads_kv,
+        .group = p->group,
+        .len_q = c->len_q,
+        .len_kv = c->len_kv,
+        .win_lo = c->win_lo,
+        .win_hi = c->win_hi,
+        .scale = fold ? c->scale : 1.0f,
+        .post_scale = fold ? 1.0f : c->scale,
+        .num_tiles = (cla_i32)((rows + tile->tile_q - 1) / tile->tile_q),
+        .num_splits = 1,
+        .split_keys = c->len_kv,
+    };
+    if (p->lse)
+        a->flags |= CLA_FWD_HAS_LSE;
+    if (p->mask)
+        a->flags |= CLA_FWD_HAS_MASK;
+    if (p->dim_qk % 4 == 0 && p->dim_v % 4 == 0 && aligned16(&c->q) && aligned16(&c->k) &&
+        aligned16(&c->v) && aligned16(&c->o))
+        a->flags |= CLA_FWD_ALIGNED16;
+}
+
+// Keys that a work-item gets through on a driver that counts its loops: from above, every loop of
+// fused_group.cl for one tile of keys, twice for a careful second pass.
+static int64_t keys_within_loop_limit(const struct cla_problem *p, const struct cla_tile *t)
+{
+    const int64_t items = (int64_t)t->items_q * t->items_k;
+    const int32_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    const int64_t chunks = (dim + t->chunk_d - 1) / t->chunk_d;
+    const int64_t quads = t->chunk_d / 4 + 2;
+    const int64_t rows = t->tile_q > t->tile_k ? t->tile_q : t->tile_k;
+    const int64_t fill = (rows * quads + items - 1) / items + 1;
+    const int64_t tile = chunks * (3 * fill + quads + 2 * t->tile_k + 2) + t->items_k + 16;
+    return CLA_LOOP_LIMIT / (2 * tile) * t->tile_k;
+}
+
+static bool may_fall_back(const struct cla_problem *p)
+{
+    return p->algo == CLATTN_ALGO_AUTO && p->kernel == CLATTN_KERNEL_AUTO && !p->no_fallback;
+}
+
+// CLATTN_OK if the device can serve this call; otherwise the CPU path may, where it was not barred.
+static clattn_status check_keys(const clattn_context *ctx, const struct cla_problem *p,
+                                const struct cla_prepared *prepared, const struct cla_call *call)
+{
+    const struct cla_tile *t = &prepared->tile;
+    if (!(ctx->caps.quirks & CLA_QUIRK_LOOP_LIMIT) || t->kernel != CLATTN_KERNEL_GROUP)
+        return CLATTN_OK;
+    const int64_t keys = keys_within_loop_limit(p, t) / prepared->algo->tiled->passes;
+    if (call->len_kv <= keys)
+        return CLATTN_OK;
+    const bool fallback = may_fall_back(p);
+    cla_logf(&ctx->log, fallback ? CLATTN_LOG_WARN : CLATTN_LOG_ERROR,
+             "len_kv is %d: this driver stops loops after %d iterations, enough for %lld keys%s",
+             (int)call->len_kv, (int)CLA_LOOP_LIMIT, (long long)keys,
+             fallback ? "; the CPU path computes this call" : "");
+    return CLATTN_ERR_UNSUPPORTED;
+}
+
+size_t cla_tiled_local(const struct cla_tile *tile)
+{
+    return tile->kernel == CLATTN_KERNEL_GROUP ? (size_t)(tile->items_q * tile->items_k) : 1;
+}
+
+clattn_status cla_tiled_launch(clattn_context *ctx, const struct cla_prepared *prepared, int which,
+                               const struct cla_fwd_args *args, const struct cla_call *call,
+                               bool workspace, size_t groups, const struct cla_submit *submit)
+{
+    const clattn_buf *const bufs[] = {&call->q.buf, &call->k.buf, &call->v.buf,    &call->o.buf,
+                                      &call->lse,   &call->mask.buf, &call->workspace};
+    struct cla_arg arg[8] = {{sizeof *args, args}};
+    for (int i = 0; i < 7; i++)
+        arg[1 + i] = (struct cla_arg){
+            sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
+    // In one dimension, so that a driver cannot mix the heads that its threads work on at a time:
+    // 91 -> 124 GFLOP/s of the vector shape with 64 channels on Intel's CPU runtime.
+    const size_t local = cla_tiled_local(&prepared->tile), global = groups * local;
+    return cla_kernels_enqueue(prepared->kernels[which], &ctx->log, arg, workspace ? 8 : 7,
+                               (cl_command_queue)submit->queue, 1, &global, &local,
+                               submit->num_wait, submit->wait, submit->done);
+}
+
+clattn_status cla_tiled_enqueue(clattn_context *ctx, const struct cla_problem *p,
+                                const struct cla_prepared *prepared, const struct cla_call *call,
+                                const struct cla_submit *submit)
+{
+    clattn_status st = check_keys(ctx, p, prepared, call);
+    if (st != CLATTN_OK)
+        return may_fall_back(p) ? cla_host_enqueue(ctx, p, call, false, submit) : st;
+    return prepared->algo->tiled->launch(ctx, p, prepared, call, submit);
+}
+
+// A workspace for a blocking call that brings none; *own stays NULL where none is needed.
+static clattn_status own_workspace(clattn_context *ctx, const struct cla_problem *p,
+                                   const struct cla_prepared *prepared, struct cla_call *call,
+                                   void **own)
+{
+    const struct cla_algo *algo = prepared->algo;
+    if (!algo->workspace || call->workspace.kind != CLATTN_BUF_ABSENT)
+        return CLATTN_OK;
+    const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
+    const uint64_t need = algo->workspace(ctx, p, prepared, &e);
+    if (!need)
+        return CLATTN_OK;
+    const clattn_status st = need > SIZE_MAX ? CLATTN_ERR_OUT_OF_MEMORY
+                                             : cla_ocl_mem_create(ctx, (size_t)need, own);
+    if (st != CLATTN_OK)
+        return cla_fail(&ctx->log, st, "%s: no memory for a workspace of %llu bytes", algo->name,
+                        (unsigned long long)need);
+    call->workspace = (clattn_buf){.kind = CLATTN_BUF_CL_MEM, .ptr = *own};
+    call->workspace_offset = 0;
+    return CLATTN_OK;
+}
+
+// Copies in, runs, copies out.
+static clattn_status run_on_device(clattn_context *ctx, const struct cla_problem *p,
+                                   const struct cla_prepared *prepared,
+                                   const struct cla_call *call)
+{
+    struct cla_stage stage;
+    clattn_status st = cla_stage_in(ctx, p, call, &stage);
+    if (st != CLATTN_OK)
+        return st;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_event event = NULL;
+    void *own = NULL;
+    const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, &event};
+    CLA_TRY(own_workspace(ctx, p, prepared, &stage.call, &own));
+    CLA_TRY(prepared->algo->tiled->launch(ctx, p, prepared, &stage.call, &submit));
+    CLA_CL(cl->WaitForEvents(1, &event));
+    CLA_TRY(cla_stage_out(&stage, event));
+done:
+    if (event)
+        cl->ReleaseEvent(event);
+    if (own)
+        cla_ocl_mem_destroy(ctx, own);
+    cla_stage_release(&stage);
+    return st;
+}
+
+// Host memory that the device cannot take in one allocation, as with K broadcast by large strides,
+// may still be no trouble for the CPU path.
+static bool too_large(const clattn_context *ctx, const struct cla_problem *p,
+                      const struct cla_call *call)
+{
+    struct cla_call copy = *call;
+    struct cla_call_buf bufs[CLA_CALL_BUFS];
+    const size_t most = ctx->caps.max_alloc_bytes;
+    cla_call_bufs(p, &copy, bufs);
+    for (int i = 0; most && i < CLA_CALL_BUFS; i++) {
+        const size_t bytes = bufs[i].end_bytes - bufs[i].begin_bytes;
+        if (!bufs[i].end_bytes || bufs[i].buf->kind != CLATTN_BUF_HOST || bytes <= most)
+            continue;
+        cla_logf(&ctx->log, CLATTN_LOG_WARN,
+                 "%s spans %zu bytes, the device allows %zu in one allocation; the CPU path "
+                 "computes this call", bufs[i].name, bytes, most);
+        return true;
+    }
+    return false;
+}
+
+clattn_status cla_tiled_run(clattn_context *ctx, const struct cla_problem *p,
+                            const struct cla_prepared *prepared, const struct cla_call *call)
+{
+    if (may_fall_back(p) && too_large(ctx, p, call))
+        return cla_algo_host.run(ctx, p, NULL, call);
+    clattn_status st = check_keys(ctx, p, prepared, call);
+    if (st != CLATTN_OK)
+        return may_fall_back(p) ? cla_algo_host.run(ctx, p, NULL, call) : st;
+    const bool take_turns = (ctx->caps.quirks & CLA_QUIRK_ONE_THREAD) != 0;
+    if (take_turns)
+        cla_mutex_lock(ctx->map_mutex);
+    st = run_on_device(ctx, p, prepared, call);
+    if (take_turns)
+        cla_mutex_unlock(ctx->map_mutex);
+    return st;
+}
