@@ -14,7 +14,7 @@
 // Literals: those of group_tile.clh.
 // Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
 //
-// Numerics: a tile of rows whose output is not finite everywhere goes through loop 2 once more, with
+// Numerics: a tile of rows whose output is not finite everywhere goes through loop 2 again, with
 // the hidden pairs left out one by one and half the weights, so that a mean of V near FLT_MAX stays
 // finite on the way.
 

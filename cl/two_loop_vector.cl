@@ -13,7 +13,7 @@
 // Literals: those of vector_tile.clh.
 // Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
 //
-// Numerics: sums have three levels, as in fused_vector.cl. A tile of rows whose output is not finite
+// Numerics: sums have three levels, as in fused_vector.cl. A tile of rows whose output isn't finite
 // everywhere goes through loop 2 once more, with the hidden pairs left out one by one and half the
 // weights, so that a mean of V near FLT_MAX stays finite on the way.
 
