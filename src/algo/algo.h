@@ -71,6 +71,7 @@ extern const int cla_algos_count;
 
 extern const struct cla_algo cla_algo_fused;
 extern const struct cla_algo cla_algo_two_loop;
+extern const struct cla_algo cla_algo_fused_kv_outer;
 extern const struct cla_algo cla_algo_host;
 extern const struct cla_algo cla_algo_reference;
 
