@@ -338,7 +338,7 @@ static int rank_group(const struct cla_problem *p, const struct cla_caps *caps,
     if (n == 0)
         cla_note(refusals, "%s, group shape: no tile fits work-groups of %zu and %zu bytes of "
                  "local memory; the smallest needs 1 and %d", who(p), max_items(caps),
-                 caps->local_bytes, (int)CLA_GROUP_LOCAL_BYTES(1, 4, 4));
+                 caps->local_bytes, (int)local_bytes(&group_tiles[GROUP_TILES - 1], 4, p));
     return n;
 }
 

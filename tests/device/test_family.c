@@ -229,8 +229,8 @@ static void test_hard_rows(void **state)
     free_hard(&h);
 }
 
-// Row i does not see its first (i * 7) keys, the last rows none: runs of -infinity at the start of a
-// row that end within, at and behind tiles.
+// Row i does not see its first (i * 7) keys, the last rows none: runs of -infinity from the start
+// that end within, at and behind tiles.
 static void test_hidden_start(void **state)
 {
     struct hard h = make_hard(HARD_LEN_Q, HARD_KEYS);
