@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "algo/tiled_ocl.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -198,8 +197,7 @@ void cla_tiled_args(const struct cla_problem *p, const struct cla_tile *tile,
                     const struct cla_call *c, struct cla_fwd_args *a)
 {
     const int64_t rows = (int64_t)c->len_q * p->group;
-    const float size = fabsf(c->scale);
-    const bool fold = size == 0.0f || (size >= 0x1p-20f && size <= 1.0f); // see score.clh
+    const bool fold = cla_scale_folds(c->scale);
     *a = (struct cla_fwd_args){
         .q = tensor_arg(&c->q),
         .k = tensor_arg(&c->k),
