@@ -130,7 +130,8 @@ void fused_kv_outer_group(const struct cla_fwd_args a, __global const q_elem *q,
                     else
                         accumulate(&sum, 0, f, p_tile, v_tile, item);
 #else
-                    add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, item);
+                    add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful,
+                             false, item);
 #endif
                     get_state(q_tile, &st, item);
                     if (!all_finite(&sum))

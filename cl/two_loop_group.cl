@@ -26,7 +26,7 @@ INLINE void add_weights(__local const float *part, struct sums *sum,
 {
 #pragma unroll
     for (uint n = 0; n < GROUP_ROWS; ++n) {
-        const float m = join_maxima(part, sum->m[n], n, item);
+        const float m = join_maxima(part, s, sum->m[n], n, item);
         const float shift = shift_of(m);
         float l = 0.0f;
 #pragma unroll
@@ -118,7 +118,8 @@ void two_loop_group(const struct cla_fwd_args a, __global const q_elem *q,
             score_tile(s, q_tile, kv_tile, &a, &at, &keys, q, k, k_base, mask, k0, item);
             put_weights(p_tile, m, inverse, s, careful, item);
             barrier(CLK_LOCAL_MEM_FENCE); // K is read
-            add_tile(&sum, one, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, item);
+            add_tile(&sum, one, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, false,
+                     item);
         }
         if (!all_finite(&sum))
             atomic_or(&flag[0], 1);
