@@ -86,6 +86,11 @@ struct cla_fwd_args {
 #define CLA_MASK_WINDOW 1  // causal or window: win_lo, win_hi
 #define CLA_MASK_GENERAL 2 // the window and the boolean mask
 
+// SUBGROUPS, a literal of the group shape.
+#define CLA_SUBGROUPS_NONE 0
+#define CLA_SUBGROUPS_REQUIRED 1 // of the size that is asked for
+#define CLA_SUBGROUPS_SHUFFLE 2  // of the device's own size, values go between lanes
+
 // Argument block of the row softmax kernels, by value in slot 0; then X, Y, LSE, workspace.
 // Offsets, strides and lengths in elements. A row is cut into `parts` parts of `part_len`, the last
 // one may be shorter; the workspace has a maximum and a sum for each part of each row.

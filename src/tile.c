@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "abi.h"
 
@@ -408,9 +409,50 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
     return n;
 }
 
+// ---- group shape with sub-groups ---------------------------------------------------------------
+
+// Whether the items that share a row can be a sub-group, or a part of one. 8, 16 and 32 are the
+// sizes that most drivers take; devices' own sizes are multiples of 8 but for the smallest, whose
+// kernels fail their trial.
+static bool suits_subgroups(const struct cla_caps *caps, const struct cla_tile *t)
+{
+    return caps->subgroups == CLA_SUBGROUPS_REQUIRED
+               ? t->items_k == 8 || t->items_k == 16 || t->items_k == 32
+               : caps->subgroups == CLA_SUBGROUPS_SHUFFLE && t->items_k > 1 && t->items_k <= 8;
+}
+
+// Of the tiles of the group shape those that sub-groups can own whole rows of.
+static int rank_subgroup(const struct cla_problem *p, const struct cla_caps *caps,
+                         struct cla_tile *out, int max, struct cla_notes *refusals)
+{
+    if (caps->subgroups == CLA_SUBGROUPS_NONE) {
+        cla_note(refusals, "%s, subgroup shape: the device has no sub-groups, or neither their "
+                 "size can be asked for nor values shuffled", who(p));
+        return 0;
+    }
+    const int n = rank_group(p, caps, out, max, refusals);
+    int kept = 0;
+    for (int k = 0; k < n; k++) {
+        if (!suits_subgroups(caps, &out[k]))
+            continue;
+        out[kept] = out[k];
+        struct cla_tile *t = &out[kept++];
+        t->subgroups = caps->subgroups;
+        const size_t used = strlen(t->reason);
+        snprintf(t->reason + used, sizeof t->reason - used, ", a row in %d items of a sub-group",
+                 (int)t->items_k);
+    }
+    if (n > 0 && kept == 0)
+        cla_note(refusals, "%s, subgroup shape: no tile has rows of a sub-group's size", who(p));
+    return kept;
+}
+
 int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int32_t kernel,
                   struct cla_tile *out, int max, struct cla_notes *refusals)
 {
-    return kernel == CLATTN_KERNEL_VECTOR ? rank_vector(p, caps, out, max, refusals)
-                                          : rank_group(p, caps, out, max, refusals);
+    switch (kernel) {
+    case CLATTN_KERNEL_VECTOR: return rank_vector(p, caps, out, max, refusals);
+    case CLATTN_KERNEL_SUBGROUP: return rank_subgroup(p, caps, out, max, refusals);
+    default: return rank_group(p, caps, out, max, refusals);
+    }
 }

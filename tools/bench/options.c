@@ -268,7 +268,8 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_KERNEL:
         opt->kernel = tool_parse_word(value, tool_kernel_words);
         return opt->kernel > 0 ? 0
-                               : tool_fail(TOOL_USE, "option %s: '%s' is none of group, vector",
+                               : tool_fail(TOOL_USE,
+                                           "option %s: '%s' is none of group, vector, subgroup",
                                            shown, value);
     case OPT_DEVICE:
         if (opt->devices == BENCH_DEVICES_MAX)
