@@ -275,6 +275,7 @@ step_oclgrind() {
   # The programs about what the host refuses and decides have nothing for it to find.
   local host='identities|invalid|refusals|refused_memory|ceilings'
   device_suite oclgrind 1200 "programs|program_cache|opencl_api|($host) opencl"
+  ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic
 }
 
 step_no_opencl() {
