@@ -105,10 +105,13 @@ struct cla_softmax_args {
     cla_i64 len;
     cla_i64 part_len;
     cla_i32 parts;
-    cla_u32 flags; // CLA_FWD_HAS_LSE
+    cla_u32 flags; // CLA_FWD_HAS_LSE, CLA_SOFTMAX_STREAM
     float scale;
     cla_i32 reserved;
 };
+
+// cla_softmax_args.flags, beside CLA_FWD_HAS_LSE
+#define CLA_SOFTMAX_STREAM 2u // Y is larger than caches and is not X
 
 // SOFTMAX_ALGO, a literal of softmax.cl; equal to enum clattn_softmax_algo.
 #define CLA_SOFTMAX_NAIVE 1
