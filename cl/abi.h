@@ -113,6 +113,35 @@ struct cla_softmax_args {
 // cla_softmax_args.flags, beside CLA_FWD_HAS_LSE
 #define CLA_SOFTMAX_STREAM 2u // Y is larger than caches and is not X
 
+// Rows of unfused attention that are copied into the workspace: a tensor of [batch, heads, len]
+// rows of `dim`. `to`, `marks` and `any` are floats (or ints) from the start of the workspace's
+// memory.
+struct cla_unfused_copy {
+    struct cla_fwd_tensor from;
+    cla_i64 to;
+    cla_i64 ld;    // floats between rows
+    cla_i64 marks; // one int a row, not 0 where the row is not finite
+    cla_i64 any;   // one int for each (batch, head), not 0 where a row of it is not finite
+    cla_i64 rows;  // batch * heads * len
+    cla_i32 heads;
+    cla_i32 len;
+    cla_i32 dim;
+    cla_i32 mark; // not 0 = rows that are not finite are 0 in the copy, and marked
+};
+
+// Where things are in the workspace of unfused attention, as above.
+struct cla_unfused_args {
+    cla_i64 scores; // [batch * heads_q * len_q] rows of len_kv
+    cla_i64 ld_scores;
+    cla_i64 o; // likewise rows of dim_v, `parts_o` times
+    cla_i64 ld_o;
+    cla_i64 marks;
+    cla_i64 any;
+    cla_i64 rows; // batch * heads_q * len_q
+    cla_i32 parts_o; // of the keys, whose outputs are summed up; 0 = O itself has the sum
+    cla_i32 naive; // not 0 = rows that see nothing are 0 / 0 after softmax
+};
+
 // SOFTMAX_ALGO, a literal of softmax.cl; equal to enum clattn_softmax_algo.
 #define CLA_SOFTMAX_NAIVE 1
 #define CLA_SOFTMAX_SAFE 2

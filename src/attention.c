@@ -31,7 +31,8 @@ static clattn_status prepare_choice(clattn_plan *plan, const struct cla_choice *
     clattn_status st =
         choice->algo->prepare(plan->ctx, choice->algo, &plan->problem, &choice->tile, &prepared,
                               plan->options, sizeof plan->options, why, sizeof why);
-    if (st == CLATTN_OK && choice->tile.kernel != CLATTN_KERNEL_AUTO)
+    const bool on_device = choice->algo->tiled || choice->tile.kernel != CLATTN_KERNEL_AUTO;
+    if (st == CLATTN_OK && on_device)
         st = try_choice(plan, choice, prepared, why, sizeof why);
     if (st == CLATTN_OK) {
         plan->choice = *choice;

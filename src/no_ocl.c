@@ -119,6 +119,8 @@ const struct cla_algo cla_algo_fused_kv_outer = {.id = CLATTN_ALGO_FUSED_KV_OUTE
                                                  .name = "fused_kv_outer",
                                                  .by_name_only = true,
                                                  .propose = propose};
+const struct cla_algo cla_algo_unfused = {
+    .id = CLATTN_ALGO_UNFUSED, .name = "unfused", .by_name_only = true, .propose = propose};
 
 clattn_status cla_host_work_run(clattn_context *ctx, const struct cla_host_work *work)
 {

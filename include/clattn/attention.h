@@ -44,7 +44,12 @@ typedef enum clattn_algo {
     CLATTN_ALGO_FUSED_KV_OUTER = 5,
     /// As fused, the keys cut into parts that are merged: few queries, long context; on OpenCL
     CLATTN_ALGO_SPLIT_KV = 6,
-    /// Scores in memory: a matrix product, softmax of rows, a matrix product (CLBlast, OpenCL)
+    /// Scores in memory: a matrix product, softmax of rows, a matrix product, on OpenCL. Needs the
+    /// library CLBlast when the plan is made, which compiles for seconds then. Its limits: the
+    /// workspace of a call may have up to 2^31 - 1 floats; CLBlast takes device memory of its own
+    /// besides, up to as much again; it keeps what it has compiled, and so the cl_context, until
+    /// the process ends; calls from several threads take turns while they are queued; on a queue
+    /// that is out of order, what was queued before is waited for as by a barrier.
     CLATTN_ALGO_UNFUSED = 7
 } clattn_algo;
 
@@ -263,7 +268,8 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 ///                                      through sub-buffers of one cl_mem
 ///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context than the plan's
 ///         CLATTN_ERR_UNSUPPORTED       a fault of the driver bars so many keys, and the CPU path,
-///                                      which would take over, was ruled out; nothing was written
+///                                      which would take over, was ruled out; or the scores of
+///                                      CLATTN_ALGO_UNFUSED are too many; nothing was written
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined
 /// Threads: one plan may be run from several threads, each with its own outputs and workspace.

@@ -7,6 +7,7 @@ const struct cla_algo *const cla_algos[] = {
     &cla_algo_fused_kv_outer,
     &cla_algo_host,
     &cla_algo_reference,
+    &cla_algo_unfused,
 };
 const int cla_algos_count = sizeof cla_algos / sizeof cla_algos[0];
 

@@ -74,6 +74,7 @@ extern const struct cla_algo cla_algo_two_loop;
 extern const struct cla_algo cla_algo_fused_kv_outer;
 extern const struct cla_algo cla_algo_host;
 extern const struct cla_algo cla_algo_reference;
+extern const struct cla_algo cla_algo_unfused;
 
 // A tiny problem with every feature of `p`, run on `prepared` and compared with the reference.
 // CLATTN_ERR_SELF_TEST, with the worst element in `why`, where the numbers are wrong.

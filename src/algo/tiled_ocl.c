@@ -135,7 +135,7 @@ static clattn_status make_kernels(clattn_context *ctx, const struct cla_problem 
         program = NULL;
     }
     if (prepared->algo->tiled->prepare_more)
-        CLA_TRY(prepared->algo->tiled->prepare_more(ctx, p, prepared));
+        CLA_TRY(prepared->algo->tiled->prepare_more(ctx, p, prepared, why, why_size));
 done:
     if (program)
         ctx->ocl->cl->ReleaseProgram(program);

@@ -25,8 +25,9 @@ struct cla_tiled {
     // Passes over the keys, for drivers that count the iterations of a work-item.
     int passes;
     // Kernels of its own beside the tiled ones, of which it keeps what it likes in `more`; or NULL.
+    // `why` receives what a failure's status does not say.
     clattn_status (*prepare_more)(clattn_context *ctx, const struct cla_problem *p,
-                                  struct cla_prepared *prepared);
+                                  struct cla_prepared *prepared, char *why, size_t why_size);
     void (*release_more)(struct cla_prepared *prepared);
     // Enqueues. Every buffer is a cl_mem; the workspace is there where the call needs one.
     clattn_status (*launch)(clattn_context *ctx, const struct cla_problem *p,

@@ -267,13 +267,18 @@ static void test_queues(void **state)
     // Oclgrind cannot serve the CPU path's asynchronous way; see test_opencl_api.
     if (fx.target->algo == CLATTN_ALGO_FUSED ||
         strcmp(fx.target->device->info.platform, "Oclgrind") != 0) {
-        const clattn_attention_call call = mem_call();
+        clattn_attention_call call = mem_call();
         cl_event done = NULL;
+        size_t bytes = 0;
+        assert_int_equal(clattn_plan_workspace_bytes(fx.plan, &call, &bytes), CLATTN_OK);
+        if (bytes)
+            assert_int_equal(clattn_mem_create(fx.ctx, bytes, &call.workspace), CLATTN_OK);
         assert_int_equal(clattn_attention_enqueue(fx.plan, &call, queue, 0, NULL, &done),
                          CLATTN_OK);
         // rusticl's clFinish() does not wait for the marker behind the CPU path's user event.
         CL_OK(clWaitForEvents(1, &done));
         clReleaseEvent(done);
+        clattn_mem_destroy(fx.ctx, &call.workspace);
         struct compare_report ro, rl;
         read_outputs();
         const bool good_o = compare(fx.o + GUARD, fx.d.o, COUNT_O, &fx.d.tol_o, &ro);
