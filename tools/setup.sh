@@ -11,7 +11,7 @@ set -euo pipefail
 
 run_packages=(
   gcc libc6-dev meson ninja-build pkg-config python3
-  opencl-c-headers ocl-icd-libopencl1 pocl-opencl-icd
+  opencl-c-headers ocl-icd-libopencl1 pocl-opencl-icd libclblast1
   libjansson-dev libsmartcols-dev
 )
 # mesa-opencl-icd brings rusticl with llvmpipe.
