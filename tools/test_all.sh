@@ -230,7 +230,7 @@ step_build() { # what the chosen steps need
 }
 
 step_host() {
-  use_device pocl
+  use_device pocl # the tools are tested on it here
   ! have gcc || suites gcc host 900 --suite unit --suite header --suite style --suite tools
   ! have clang || suites clang host 300 --suite unit
   local programs
@@ -240,7 +240,6 @@ step_host() {
 
 step_pocl() {
   device_suite pocl 1200
-  ! have gcc || suites gcc pocl-tools 600 --suite tools
 }
 
 step_pocl_cbs() {
