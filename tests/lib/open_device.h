@@ -7,6 +7,7 @@
 //   CLATTN_TEST_ONLY    devices to run on, named likewise; others are left alone
 //   CLATTN_TEST_SMALL   not empty: every device runs the small selection
 //   CLATTN_TEST_MEDIUM  not empty: no device runs more than the medium selection
+//   CLATTN_TEST_BARRIERS  not empty: the vector shape, without barriers, runs the small selection
 #ifndef TESTS_OPEN_DEVICE_H
 #define TESTS_OPEN_DEVICE_H
 
