@@ -133,7 +133,8 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
   device_env=("CLATTN_TEST_EXPECT=$1")
   case $1 in
     pocl)
-      device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd "POCL_CACHE_DIR=$build/cache/pocl")
+      device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd "POCL_CACHE_DIR=$build/cache/pocl"
+                   CLATTN_TEST_SHARE=1)
       ;;
     pocl-cbs)
       # Another way to turn barriers into loops. PoCL 3.1 does not know this name and takes its
@@ -146,7 +147,7 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
       ;;
     intel)
       device_env+=("OCL_ICD_VENDORS=$build/intel/vendors"
-                   "LD_LIBRARY_PATH=$build/intel/venv/lib")
+                   "LD_LIBRARY_PATH=$build/intel/venv/lib" CLATTN_TEST_SHARE=2)
       ;;
     llvmpipe)
       device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/rusticl.icd RUSTICL_ENABLE=llvmpipe
