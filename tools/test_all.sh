@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Long ones first, since two run at a time.
-steps=(build llvmpipe pocl pocl-cbs intel oclgrind host no-opencl sanitize library install minilm)
+steps=(build pocl llvmpipe oclgrind intel sanitize host pocl-cbs no-opencl minilm library install)
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
 intel_packages=(intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0)
