@@ -194,6 +194,19 @@ clattn_plan *app_plan(const struct attn_case *c)
     return plan;
 }
 
+cl_mem app_own_workspace(const clattn_plan *plan, clattn_attention_call *call)
+{
+    size_t bytes = 0;
+    call->workspace = (clattn_buf){.kind = CLATTN_BUF_ABSENT};
+    assert_int_equal(clattn_plan_workspace_bytes(plan, call, &bytes), CLATTN_OK);
+    if (!bytes)
+        return NULL;
+    cl_mem mem = app_blank_buffer(CL_MEM_READ_WRITE, bytes);
+    call->workspace = (clattn_buf){
+        .kind = CLATTN_BUF_CL_MEM, .ptr = mem, .offset_bytes = GUARD_BYTES};
+    return mem;
+}
+
 clattn_context *app_adopt(cl_command_queue queue)
 {
     clattn_context_desc desc;

@@ -54,6 +54,8 @@ void app_write_inputs(cl_command_queue queue);
 
 clattn_buf app_buf(int n);
 clattn_attention_call app_call(void);
+// A workspace for a call on another plan than the application's; NULL where none is needed.
+cl_mem app_own_workspace(const clattn_plan *plan, clattn_attention_call *call);
 // The call on a queue, behind `wait` (NULL = nothing).
 void app_enqueue(cl_command_queue queue, cl_event wait, cl_event *done);
 

@@ -274,9 +274,9 @@ static void add_shapes(struct test_target *targets, int *count, struct test_devi
 {
     add_target(targets, count, d, algo, CLATTN_KERNEL_GROUP, d->level);
     const clattn_status vector = try_shape(d, algo, CLATTN_KERNEL_VECTOR);
+    const bool few = !d->info.vector_shape || set_in_env("CLATTN_TEST_BARRIERS");
     if (vector == CLATTN_OK || d->info.vector_shape)
-        add_target(targets, count, d, algo, CLATTN_KERNEL_VECTOR,
-                   d->info.vector_shape ? d->level : LEVEL_SMALL);
+        add_target(targets, count, d, algo, CLATTN_KERNEL_VECTOR, few ? LEVEL_SMALL : d->level);
     else
         printf("%s: the vector shape is not for this device (%s)\n", d->tag,
                clattn_status_string(vector));
