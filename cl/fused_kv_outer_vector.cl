@@ -101,7 +101,8 @@ fused_kv_outer_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
             if (sees) {
                 ROWF q[DIM_QK * QV];
                 struct mask_tile mask;
-                const struct key_tile t = keys_from(&a, k_mem, v_mem, j, min(n, to - j), to);
+                struct key_tile t;
+                find_keys(&t, &a, k_mem, v_mem, j, min(n, to - j), to);
                 load_queries(q, &a, &rows, b, q_mem);
                 find_mask(&mask, &a, &rows, b);
                 unscale = attend(&s, st.m, q, &a, &rows, &t, j, &mask, mask_mem);

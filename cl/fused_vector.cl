@@ -25,7 +25,8 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
              __global const kv_elem *k_mem, __global const kv_elem *v_mem, __global o_elem *o_mem,
              __global float *lse_mem, __global const uchar *mask_mem)
 {
-    const struct place at = find_place(&a, get_global_id(0));
+    struct place at;
+    find_place(&at, &a, get_global_id(0));
     struct tile_rows rows;
     find_rows(&rows, &a, at.g, at.first);
     const int j_begin = window_begin(&a, rows.query[0]);
@@ -47,7 +48,8 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
         int tiles = 0, n;
         for (int j = j_begin; j < j_end; j += n) {
             n = min(TILE_K, j_end - j);
-            const struct key_tile t = keys_from(&a, k_mem, v_mem, j, n, j_end);
+            struct key_tile t;
+            find_keys(&t, &a, k_mem, v_mem, j, n, j_end);
             ROWF p[PADDED_K * QV];
             ROWF f[QV];
             if (!score_tile(p, q, &a, &rows, &t, j, &mask, mask_mem))
