@@ -27,7 +27,7 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
     const uint item = (uint)get_local_id(0);
     struct place at;
     struct span keys;
-    find_place(&at, &a);
+    find_place(&at, &a, get_group_id(0));
     find_span(&keys, &a, &at);
     const int tiles = span_tiles(&keys);
     const long k_base = tensor_at(&a.k, at.b, at.g, 0);

@@ -113,6 +113,8 @@ static int propose(const struct cla_algo *self, const struct cla_problem *p,
 // They propose nothing, so nothing else of them is ever called.
 const struct cla_algo cla_algo_fused = {
     .id = CLATTN_ALGO_FUSED, .name = "fused", .propose = propose};
+const struct cla_algo cla_algo_split_kv = {
+    .id = CLATTN_ALGO_SPLIT_KV, .name = "split_kv", .propose = propose};
 
 clattn_status cla_host_work_run(clattn_context *ctx, const struct cla_host_work *work)
 {

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "algo/algo.h"
 
-const struct cla_algo *const cla_algos[] = {&cla_algo_fused, &cla_algo_host, &cla_algo_reference};
+const struct cla_algo *const cla_algos[] = {
+    &cla_algo_split_kv,
+    &cla_algo_fused,
+    &cla_algo_host,
+    &cla_algo_reference,
+};
 const int cla_algos_count = sizeof cla_algos / sizeof cla_algos[0];
 
 void cla_call_bufs(const struct cla_problem *p, struct cla_call *call,
