@@ -77,6 +77,7 @@ struct cla_fwd_args {
 #define CLA_FWD_HAS_LSE 1u  // slot CLA_SLOT_LSE is bound
 #define CLA_FWD_HAS_MASK 2u // slot CLA_SLOT_MASK is bound
 #define CLA_FWD_ALIGNED16 4u // dims, offsets and strides of q, k, v, o are multiples of 4 floats
+#define CLA_FWD_LONG_ROWS 8u // fused_kv_outer: the workspace has room for rounding errors
 
 // Kernel argument slots, the same in every forward kernel. An absent buffer is a NULL cl_mem.
 #define CLA_SLOT_ARGS 0
@@ -93,6 +94,11 @@ struct cla_fwd_args {
 #define CLA_MASK_WINDOW 1  // causal or window: win_lo, win_hi
 #define CLA_MASK_GENERAL 2 // the window and the boolean mask
 
+// SUBGROUPS, a literal of the group shape.
+#define CLA_SUBGROUPS_NONE 0
+#define CLA_SUBGROUPS_REQUIRED 1 // of the size that is asked for
+#define CLA_SUBGROUPS_SHUFFLE 2  // of the device's own size, values go between lanes
+
 // Argument block of the row softmax kernels, by value in slot 0; then X, Y, LSE, workspace.
 // Offsets, strides and lengths in elements. A row is cut into `parts` parts of `part_len`, the last
 // one may be shorter; the workspace has a maximum and a sum for each part of each row.
@@ -106,10 +112,13 @@ struct cla_softmax_args {
     cla_i64 len;
     cla_i64 part_len;
     cla_i32 parts;
-    cla_u32 flags; // CLA_FWD_HAS_LSE
+    cla_u32 flags; // CLA_FWD_HAS_LSE, CLA_SOFTMAX_STREAM
     float scale;
     cla_i32 reserved;
 };
+
+// cla_softmax_args.flags, beside CLA_FWD_HAS_LSE
+#define CLA_SOFTMAX_STREAM 2u // Y is larger than caches and is not X
 
 // SOFTMAX_ALGO, a literal of softmax.cl; equal to enum clattn_softmax_algo.
 #define CLA_SOFTMAX_NAIVE 1
@@ -148,5 +157,14 @@ struct cla_softmax_args {
      (tile_q)*CLA_GROUP_PITCH_P(tile_k) + CLA_ROUND_UP4((tile_q) * ((tile_k) / 4)) + 4)
 #define CLA_GROUP_LOCAL_BYTES(tile_q, tile_k, chunk_d)                                             \
     (4 * CLA_GROUP_LOCAL_FLOATS(tile_q, tile_k, chunk_d))
+
+// fused_kv_outer: a chunk that has all channels of Q, K and V lets a tile of K and one of V stay in
+// local memory side by side, the one beside the bill above.
+#define CLA_GROUP_KEPT_BYTES(tile_k, chunk_d) (4 * (tile_k)*CLA_GROUP_PITCH(chunk_d))
+
+// fused_kv_outer: floats of workspace for each row of a tile of rows, real or not. A tile has
+//   m [tile_q], l [tile_q], and under CLA_FWD_LONG_ROWS the rounding errors of l [tile_q] and of
+//   half of O [tile_q * dim_v rounded up to 4]
+#define CLA_KV_OUTER_ROW_FLOATS(dim_v, long_rows) ((long_rows) ? 3 + CLA_ROUND_UP4(dim_v) : 2)
 
 #endif // CLA_ABI_H

@@ -10,6 +10,9 @@
 //   group id: query tile, last first (the heavy ones of a causal problem); then key head, batch
 //   local memory: CLA_GROUP_LOCAL_BYTES(TILE_Q, TILE_K, CHUNK_D), see group_tile.clh
 //
+// With sub-groups a sub-group owns whole rows: their maxima stay in registers, and no barrier of
+// the work-group stands between softmax and P * V.
+//
 // Literals: those of group_tile.clh.
 // Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
 //
@@ -18,12 +21,14 @@
 
 #include "group_tile.clh"
 
-__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1))) SUBGROUP_SIZE
 void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global const kv_elem *k,
                  __global const kv_elem *v, __global o_elem *o, __global float *lse,
                  __global const uchar *mask)
 {
     GROUP_LOCAL;
+    if (!ROW_SHARED_OK)
+        return; // the trial of the plan sees that nothing was written
     const uint item = (uint)get_local_id(0);
     struct place at;
     struct span keys;
@@ -50,11 +55,23 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
             float s[GROUP_ROWS][GROUP_KEYS];
             float f[GROUP_ROWS];
             score_tile(s, q_tile, kv_tile, &a, &at, &keys, q, k, k_base, mask, k0, item);
+#if SUBGROUPS
+            // V first: then no barrier of the work-group stands between softmax and P * V.
+            barrier(CLK_LOCAL_MEM_FENCE);
+            load_keys(kv_tile, v, v_base, a.v.stride_s, k0, keys.end, 0, DIM_V, false,
+                      is_aligned(&a), item);
+            barrier(CLK_LOCAL_MEM_FENCE);
+#else
             put_maxima(part, s, item);
             barrier(CLK_LOCAL_MEM_FENCE);
+#endif
             absorb(p_tile, part, &sum, f, s, careful ? -1.0f : 0.0f,
                    careful ? careful_scale(a.len_kv) : 1.0f, item);
-            add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, item);
+#if SUBGROUPS
+            sub_group_barrier(CLK_LOCAL_MEM_FENCE);
+#endif
+            add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, SUBGROUPS,
+                     item);
         }
 
         if (!all_finite(&sum))

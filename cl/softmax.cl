@@ -19,7 +19,9 @@
 //   local memory: 8 * ITEMS bytes, none for ITEMS = 1
 //   slots: args, X, Y, LSE (only with CLA_FWD_HAS_LSE), workspace (not in softmax_row)
 //
-// Literals: DTYPE_X, DTYPE_Y, SOFTMAX_ALGO, W = 1, 4, 8 or 16, ITEMS = a power of 2.
+// Literals: DTYPE_X, DTYPE_Y, SOFTMAX_ALGO, W = 1, 4, 8 or 16, ITEMS = a power of 2. HAS_STREAM:
+// __builtin_nontemporal_store() compiles; then float rows are written past the caches where the
+// call says so (CLA_SOFTMAX_STREAM): Y is not read before it is written, and X stays in the cache.
 // Numerics: as online.clh. A lane sums LEVEL vectors, then adds that to a second sum, so that a
 // lane of 10^6 entries adds 10^3 terms twice, not 10^6 once.
 
@@ -125,6 +127,14 @@ INLINE void store_bf16(ROWF x, __global ushort *p)
 }
 #define STORE_MANY(x, p) store_bf16(x, p)
 #endif
+#endif
+
+// Naive writes Y twice and reads it in between, for which the cache is right.
+#if defined(HAS_STREAM) && ITEMS == 1 && W > 1 && DTYPE_Y == CLA_DTYPE_F32 &&                      \
+    SOFTMAX_ALGO != CLA_SOFTMAX_NAIVE
+#define STREAM 1
+#else
+#define STREAM 0
 #endif
 
 #if W == 1
@@ -373,22 +383,21 @@ INLINE void merge_row(__global const float *parts, int n, float *m, float *d)
 
 // ---- the last pass -----------------------------------------------------------------------------
 
-INLINE void write_pass(const struct part *p, float m, float d)
-{
 #if SOFTMAX_ALGO == CLA_SOFTMAX_NAIVE
+INLINE void write_pass(const struct part *p, float m, float d, uint flags)
+{
     for (long v = p->item; v < p->whole; v += ITEMS)
         STORE_MANY(LOAD_Y_MANY(p->y + v * W) / d, p->y + v * W);
     for (int i = 0; p->item == 0 && i < p->rest; ++i) {
         const long at = p->whole * W + i;
         STORE_ONE(LOAD_Y_ONE(p->y + at) / d, p->y + at);
     }
+}
 #else
-    const ROWF shift = shift_of((ROWF)(m));
-    const float inverse = d == 0.0f ? 0.0f : 1.0f / d; // a row of -INFINITY: all 0
-    for (long v = p->item; v < p->whole; v += ITEMS)
-        STORE_MANY(weight(LOAD_MANY(p->x + v * W) * p->scale, shift) * inverse, p->y + v * W);
-    for (int i = 0; p->item == 0 && i < p->rest; ++i) {
-        const long at = p->whole * W + i;
+// Entries [from, to), one by one.
+INLINE void write_singles(const struct part *p, long from, long to, ROWF shift, float inverse)
+{
+    for (long at = from; at < to; ++at) {
         union {
             ROWF v;
             float lane[W];
@@ -396,8 +405,41 @@ INLINE void write_pass(const struct part *p, float m, float d)
         y.v = weight(only(LOAD_ONE(p->x + at) * p->scale), shift) * inverse;
         STORE_ONE(y.lane[0], p->y + at);
     }
-#endif
 }
+
+#if STREAM
+// As write_pass(), past the caches: such a store takes a whole vector at its own alignment, which
+// is not that of the row. The fence is for whoever reads Y next: these stores are in no order.
+INLINE void write_past_caches(const struct part *p, ROWF shift, float inverse)
+{
+    const long len = p->whole * W + p->rest;
+    const long head = min(len, (long)(-((ulong)p->y / sizeof(float)) % W));
+    const long end = head + (len - head) / W * W;
+    write_singles(p, 0, head, shift, inverse);
+    for (long at = head; at < end; at += W)
+        __builtin_nontemporal_store(weight(LOAD_MANY(p->x + at) * p->scale, shift) * inverse,
+                                    (__global ROWF *)(p->y + at));
+    write_singles(p, end, len, shift, inverse);
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+}
+#endif
+
+INLINE void write_pass(const struct part *p, float m, float d, uint flags)
+{
+    const ROWF shift = shift_of((ROWF)(m));
+    const float inverse = d == 0.0f ? 0.0f : 1.0f / d; // a row of -INFINITY: all 0
+#if STREAM
+    if (flags & CLA_SOFTMAX_STREAM) {
+        write_past_caches(p, shift, inverse);
+        return;
+    }
+#endif
+    for (long v = p->item; v < p->whole; v += ITEMS)
+        STORE_MANY(weight(LOAD_MANY(p->x + v * W) * p->scale, shift) * inverse, p->y + v * W);
+    if (p->item == 0)
+        write_singles(p, p->whole * W, p->whole * W + p->rest, shift, inverse);
+}
+#endif
 
 INLINE void write_lse(const struct cla_softmax_args *a, __global float *lse, long row, float m,
                       float d)
@@ -423,7 +465,7 @@ void softmax_row(const struct cla_softmax_args a, __global const x_elem *x, __gl
     sum_pass(&s, &p, m);
     merge_group(&s, &m, &d LOCAL_ARGS);
 #endif
-    write_pass(&p, m, d);
+    write_pass(&p, m, d, a.flags);
     write_lse(&a, lse, row, m, d);
 }
 
@@ -483,7 +525,7 @@ void softmax_write(const struct cla_softmax_args a, __global const x_elem *x, __
         d += parts[2 * i + 1];
     }
 #endif
-    write_pass(&p, m, d);
+    write_pass(&p, m, d, a.flags);
     if (part == 0)
         write_lse(&a, lse, row, m, d);
 }

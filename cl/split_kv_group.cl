@@ -100,7 +100,8 @@ void split_kv_group(const struct cla_fwd_args a, __global const q_elem *q,
             barrier(CLK_LOCAL_MEM_FENCE);
             absorb(p_tile, part, &sum, f, s, careful ? -1.0f : 0.0f,
                    careful ? careful_scale(a.len_kv) : 1.0f, item);
-            add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, item);
+            add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, false,
+                     item);
         }
 
         if (!all_finite(&sum))

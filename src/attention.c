@@ -236,7 +236,7 @@ clattn_status cla_plan_check_call(const clattn_plan *plan, const clattn_attentio
 static const char *kernel_name(const clattn_plan *plan)
 {
     if (plan->choice.tile.kernel == CLATTN_KERNEL_GROUP)
-        return "group";
+        return plan->choice.tile.subgroups ? "subgroup" : "group";
     if (plan->choice.tile.kernel == CLATTN_KERNEL_VECTOR)
         return "vector";
     return plan->choice.algo->id == CLATTN_ALGO_HOST ? cla_host_isa() : "";
@@ -278,7 +278,7 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
     memset(&i, 0, sizeof i);
     i.struct_size = out->struct_size;
     i.algo = plan->choice.algo->id;
-    i.kernel = t->kernel;
+    i.kernel = t->subgroups ? CLATTN_KERNEL_SUBGROUP : t->kernel;
     snprintf(i.algo_name, sizeof i.algo_name, "%s", plan->choice.algo->name);
     snprintf(i.kernel_name, sizeof i.kernel_name, "%s", kernel_name(plan));
     i.tile_q = t->tile_q;

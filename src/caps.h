@@ -53,6 +53,7 @@ struct cla_caps {
     size_t cache_bytes; // CL_DEVICE_GLOBAL_MEM_CACHE_SIZE
     bool has_fp16;
     bool has_subgroups;
+    int32_t subgroups; // CLA_SUBGROUPS_* of abi.h: how the group shape can use them
     uint32_t quirks;
 };
 

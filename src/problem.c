@@ -30,7 +30,7 @@ static clattn_status check_desc_enums(const clattn_attention_desc *d, const stru
     CLA_TRY(cla_check_enum(log, "dtype_o", d->dtype_o, CLATTN_DTYPE_I8));
     CLA_TRY(cla_check_enum(log, "align", d->align, CLATTN_ALIGN_TOP_LEFT));
     CLA_TRY(cla_check_enum(log, "algo", d->algo, CLATTN_ALGO_UNFUSED));
-    CLA_TRY(cla_check_enum(log, "kernel", d->kernel, CLATTN_KERNEL_VECTOR));
+    CLA_TRY(cla_check_enum(log, "kernel", d->kernel, CLATTN_KERNEL_SUBGROUP));
     CLA_TRY(cla_check_enum(log, "precision", d->precision, CLATTN_PRECISION_FULL));
     CLA_TRY(cla_check_bits(log, "features", d->features,
                            CLATTN_FEATURE_CAUSAL | CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE));

@@ -57,6 +57,14 @@ struct cla_call {
     int64_t workspace_offset; // floats
 };
 
+// Whether the scale may multiply Q, once for each row, rather than every score: a larger one could
+// overflow there although the scaled score does not, a smaller one lose bits to denormals.
+static inline bool cla_scale_folds(float scale)
+{
+    const float size = scale < 0.0f ? -scale : scale;
+    return size == 0.0f || (size >= 0x1p-20f && size <= 1.0f);
+}
+
 // Memory of one call as host pointers at element 0 (offsets already added). Absent = NULL.
 struct cla_host_mem {
     const void *q, *k, *v;

@@ -33,4 +33,14 @@ static inline size_t cla_softmax_elem_bytes(int32_t dtype)
     return dtype == CLATTN_DTYPE_F32 ? 4 : 2;
 }
 
+// Whether Y goes past the caches: so large that what follows finds no more than an end of it there
+// (32 MiB: the last-level cache of a large CPU), and not X, whose lines the cache already holds.
+static inline bool cla_softmax_streams(const struct cla_softmax *s,
+                                       const struct cla_softmax_call *call)
+{
+    return !call->in_place && (double)call->rows * (double)call->len *
+                                      (double)cla_softmax_elem_bytes(s->dtype_y) >=
+                                  32.0 * 1024 * 1024;
+}
+
 #endif // CLA_SOFTMAX_INTERNAL_H

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "abi.h"
 
@@ -136,34 +137,41 @@ enum {
     CACHE_BYTES_CPU = 32768
 };
 
-static size_t local_bytes(const struct group_tile *g, int32_t chunk_d)
-{
-    return (size_t)CLA_GROUP_LOCAL_BYTES(g->tile_q, g->tile_k, chunk_d);
-}
-
 static int32_t dim_of(const struct cla_problem *p)
 {
     return max32(p->dim_qk, p->dim_v);
 }
 
-// Least channels at a time of a decent tile.
+static size_t local_bytes(const struct group_tile *g, int32_t chunk_d, const struct cla_problem *p)
+{
+    const bool keeps_kv = p->algo == CLATTN_ALGO_FUSED_KV_OUTER && chunk_d >= dim_of(p);
+    return (size_t)CLA_GROUP_LOCAL_BYTES(g->tile_q, g->tile_k, chunk_d) +
+           (keeps_kv ? (size_t)CLA_GROUP_KEPT_BYTES(g->tile_k, chunk_d) : 0);
+}
+
+// Least channels at a time of a decent tile: all of them where K and V shall stay for many tiles of
+// rows.
 static int32_t decent_chunk(const struct cla_problem *p, const struct cla_caps *caps)
 {
     const int32_t dim = dim_of(p);
     const int32_t most = caps->type == CLA_DEVICE_CPU ? CHUNKS_MOST_CPU : CHUNKS_MOST;
+    if (p->algo == CLATTN_ALGO_FUSED_KV_OUTER)
+        return CLA_ROUND_UP4(dim);
     return min32(CLA_ROUND_UP4(dim),
                  max32(CHUNK_COMFORT, CLA_ROUND_UP4((dim + most - 1) / most)));
 }
 
 // The most channels at a time that fit `limit` bytes: all of them, or a half, a quarter, ...; 0 if
 // not even `least` do.
-static int32_t chunk_that_fits(const struct group_tile *g, int32_t dim, int32_t least, size_t limit)
+static int32_t chunk_that_fits(const struct group_tile *g, const struct cla_problem *p,
+                               int32_t least, size_t limit)
 {
+    const int32_t dim = dim_of(p);
     for (int32_t parts = 1; parts <= dim; parts *= 2) {
         const int32_t chunk = CLA_ROUND_UP4((dim + parts - 1) / parts);
         if (chunk < least)
             return 0;
-        if (local_bytes(g, chunk) <= limit)
+        if (local_bytes(g, chunk, p) <= limit)
             return chunk;
     }
     return 0;
@@ -191,7 +199,7 @@ static int32_t sums_of(const struct group_tile *g, const struct cla_problem *p)
 static size_t local_budget(const struct cla_problem *p, const struct cla_caps *caps)
 {
     static const struct group_tile sixteen = {16, 32, 8, 8};
-    const size_t least = local_bytes(&sixteen, decent_chunk(p, caps));
+    const size_t least = local_bytes(&sixteen, decent_chunk(p, caps), p);
     if (caps->local_is_global)
         return min_size(caps->local_bytes,
                         max_size(least, caps->type == CLA_DEVICE_CPU ? CACHE_BYTES_CPU
@@ -223,7 +231,7 @@ static struct cla_tile group_choice(const struct group_tile *g, int32_t chunk_d,
         .items_q = g->items_q,
         .items_k = g->items_k,
         .chunk_d = chunk_d,
-        .local_bytes = local_bytes(g, chunk_d),
+        .local_bytes = local_bytes(g, chunk_d, p),
     };
     snprintf(t.reason, sizeof t.reason,
              "group shape, tile %d x %d, %d of %d channels at a time, %d items: %zu of %zu bytes "
@@ -241,11 +249,11 @@ static void note_group(struct cla_notes *refusals, const struct group_tile *g,
     if ((size_t)items > max_items(caps))
         cla_note(refusals, "%s, group shape %d x %d: needs %d work-items, the device allows %zu",
                  who(p), (int)g->tile_q, (int)g->tile_k, (int)items, max_items(caps));
-    else if (local_bytes(g, least) > local_budget(p, caps))
+    else if (local_bytes(g, least, p) > local_budget(p, caps))
         cla_note(refusals,
                  "%s, group shape %d x %d: needs %zu bytes of local memory for %d channels, %zu "
                  "are for a work-group, the device has %zu",
-                 who(p), (int)g->tile_q, (int)g->tile_k, local_bytes(g, least), (int)least,
+                 who(p), (int)g->tile_q, (int)g->tile_k, local_bytes(g, least, p), (int)least,
                  local_budget(p, caps), caps->local_bytes);
     else
         cla_note(refusals,
@@ -270,7 +278,7 @@ static bool best_of_rows(int first, const struct cla_problem *p, const struct cl
             continue;
         if (!refused)
             refused = g;
-        const int32_t chunk = chunk_that_fits(g, dim_of(p), least, limit);
+        const int32_t chunk = chunk_that_fits(g, p, least, limit);
         if ((size_t)(g->items_q * g->items_k) > most || !chunk)
             continue;
         if (chunk >= decent && sums_of(g, p) <= SUMS_MOST) {
@@ -324,14 +332,14 @@ static int rank_group(const struct cla_problem *p, const struct cla_caps *caps,
     // Last the tile of one item: a driver may turn out to allow no more for a kernel with barriers.
     if (n > 0 && n < max && most > 1) {
         const struct group_tile *g = &group_tiles[GROUP_TILES - 1];
-        const int32_t chunk = chunk_that_fits(g, dim_of(p), 4, limit);
+        const int32_t chunk = chunk_that_fits(g, p, 4, limit);
         if (chunk)
             out[n++] = group_choice(g, chunk, p, caps);
     }
     if (n == 0)
         cla_note(refusals, "%s, group shape: no tile fits work-groups of %zu and %zu bytes of "
                  "local memory; the smallest needs 1 and %d", who(p), max_items(caps),
-                 caps->local_bytes, (int)CLA_GROUP_LOCAL_BYTES(1, 4, 4));
+                 caps->local_bytes, (int)local_bytes(&group_tiles[GROUP_TILES - 1], 4, p));
     return n;
 }
 
@@ -433,9 +441,50 @@ int cla_tile_rank_few(const struct cla_problem *p, const struct cla_caps *caps,
     return 1;
 }
 
+// ---- group shape with sub-groups ---------------------------------------------------------------
+
+// Whether the items that share a row can be a sub-group, or a part of one. 8, 16 and 32 are the
+// sizes that most drivers take; devices' own sizes are multiples of 8 but for the smallest, whose
+// kernels fail their trial.
+static bool suits_subgroups(const struct cla_caps *caps, const struct cla_tile *t)
+{
+    return caps->subgroups == CLA_SUBGROUPS_REQUIRED
+               ? t->items_k == 8 || t->items_k == 16 || t->items_k == 32
+               : caps->subgroups == CLA_SUBGROUPS_SHUFFLE && t->items_k > 1 && t->items_k <= 8;
+}
+
+// Of the tiles of the group shape those that sub-groups can own whole rows of.
+static int rank_subgroup(const struct cla_problem *p, const struct cla_caps *caps,
+                         struct cla_tile *out, int max, struct cla_notes *refusals)
+{
+    if (caps->subgroups == CLA_SUBGROUPS_NONE) {
+        cla_note(refusals, "%s, subgroup shape: the device has no sub-groups, or neither their "
+                 "size can be asked for nor values shuffled", who(p));
+        return 0;
+    }
+    const int n = rank_group(p, caps, out, max, refusals);
+    int kept = 0;
+    for (int k = 0; k < n; k++) {
+        if (!suits_subgroups(caps, &out[k]))
+            continue;
+        out[kept] = out[k];
+        struct cla_tile *t = &out[kept++];
+        t->subgroups = caps->subgroups;
+        const size_t used = strlen(t->reason);
+        snprintf(t->reason + used, sizeof t->reason - used, ", a row in %d items of a sub-group",
+                 (int)t->items_k);
+    }
+    if (n > 0 && kept == 0)
+        cla_note(refusals, "%s, subgroup shape: no tile has rows of a sub-group's size", who(p));
+    return kept;
+}
+
 int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int32_t kernel,
                   struct cla_tile *out, int max, struct cla_notes *refusals)
 {
-    return kernel == CLATTN_KERNEL_VECTOR ? rank_vector(p, caps, out, max, refusals)
-                                          : rank_group(p, caps, out, max, refusals);
+    switch (kernel) {
+    case CLATTN_KERNEL_VECTOR: return rank_vector(p, caps, out, max, refusals);
+    case CLATTN_KERNEL_SUBGROUP: return rank_subgroup(p, caps, out, max, refusals);
+    default: return rank_group(p, caps, out, max, refusals);
+    }
 }

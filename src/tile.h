@@ -17,17 +17,18 @@ enum { CLA_LONG_ROWS_KEYS = 16384 };
 
 // Tile of a fused OpenCL kernel. Fields that a shape does not use are 0.
 struct cla_tile {
-    int32_t kernel;  // CLATTN_KERNEL_GROUP or CLATTN_KERNEL_VECTOR
+    int32_t kernel;  // CLATTN_KERNEL_GROUP or _VECTOR; with `subgroups` also _GROUP
     int32_t tile_q;  // rows a work-group owns
     int32_t tile_k;  // keys in a tile
     int32_t items_q; // group: work-items along rows    (work-group = items_q * items_k)
     int32_t items_k; // group: work-items along keys and channels
     int32_t chunk_d; // group: channels in local memory at once
+    int32_t subgroups; // group: CLA_SUBGROUPS_* of abi.h
     int32_t width;   // vector: floats in a vector (W)
     int32_t vecs_q;  // vector: vectors of rows (QV), tile_q = W * QV; 0 where lanes are channels
     int32_t block_k; // vector: keys in a register block of Q*K^T (RK)
     int32_t block_d; // vector: channels in a register block of P*V (RD)
-    size_t local_bytes; // CLA_GROUP_LOCAL_BYTES, 0 for the vector shape
+    size_t local_bytes; // CLA_GROUP_LOCAL_BYTES and what else stays, 0 for the vector shape
     char reason[192];
 };
 
@@ -37,8 +38,8 @@ static inline bool cla_tile_is_few(const struct cla_tile *t)
     return t->kernel == CLATTN_KERNEL_VECTOR && t->vecs_q == 0;
 }
 
-// Writes at most `max` tiles, best first, of the kernel shape `kernel` (GROUP or VECTOR), and a
-// note for each candidate that breaks a limit. Returns how many; 0 with a note saying why.
+// Writes at most `max` tiles, best first, of the kernel shape `kernel` (not AUTO), and a note for
+// each candidate that breaks a limit. Returns how many; 0 with a note saying why.
 int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int32_t kernel,
                   struct cla_tile *out, int max, struct cla_notes *refusals);
 

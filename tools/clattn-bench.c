@@ -27,12 +27,21 @@ static const char help[] =
     "                   not over TO, or the numbers of the list. KEY is len (queries and keys),\n"
     "                   len_q, len_kv, dim or batch. Several keys give all combinations\n"
     "  --causal         causal, bottom-right aligned; only visible pairs count as work\n"
-    "  --algo ALGO      auto (default), host, reference, fused, split_kv, two_loop,\n"
-    "                   fused_kv_outer or unfused\n"
-    "  --kernel KERNEL  shape of the fused OpenCL kernel: group or vector; default by device\n"
+    "  --algo ALGO,...  auto (default), host, reference, fused, split_kv, two_loop,\n"
+    "                   fused_kv_outer, unfused, softmax_naive, softmax_safe or softmax_online;\n"
+    "                   all is every one of them but auto and reference. Of several, those that\n"
+    "                   cannot serve a shape are named below the table with the reason\n"
+    "  --softmax-rows ROWS,LEN\n"
+    "                   what row softmax works on; default from the shape: batch * query heads\n"
+    "                   * queries rows, as long as there are keys\n"
+    "  --kernel KERNEL  shape of the OpenCL kernels: group or vector; default by device\n"
     "  --device SEL     as clattn-run takes it; several are timed in turn and stand side by side\n"
     "  --threads N      threads of the CPU path; default all\n"
     "  --runs N         timed runs at least; default 7. They go on for half a second at least\n"
+    "  --plot FILE.svg, --plot FILE.png\n"
+    "                   draw time, and bytes and workspace, against the swept length, a line for\n"
+    "                   each algorithm. Needs one shape or case, --sweep of len, len_q or len_kv\n"
+    "                   and the program gnuplot\n"
     "  --json           print one JSON object a line for each shape and device\n"
     "  --csv            print comma-separated values with a line of headings\n"
     "  -h, --help       print this text\n"
@@ -52,7 +61,10 @@ static const char help[] =
     "\n"
     "MB (bytes) is what a run moves by count: Q and O once, K and V once for each tile of queries\n"
     "of the plan, with a causal mask up to the last key that the tile sees, a boolean mask once.\n"
-    "GB/s is that by the median. In 10^6 and 10^9 bytes.\n"
+    "For other algorithms it is what the plan says, as if no key were hidden, and a softmax\n"
+    "counts each pass over its rows. GB/s is that by the median. In 10^6 and 10^9 bytes.\n"
+    "WORKSPACE MB (workspace_bytes) is memory that a run needs beside its tensors. The operations\n"
+    "of a softmax are not counted, so it has no gflops.\n"
     "\n"
     "On a terminal, the fastest of several devices is green (not with NO_COLOR set).\n"
     "\n"
@@ -63,80 +75,151 @@ struct sessions {
     struct tool_session device[BENCH_DEVICES_MAX], builtin;
 };
 
-// Verifies, then times. `over` > 0 means a wrong result and no times.
-static clattn_status bench(struct tool_session *s, struct tool_session *peak,
-                           const struct bench_row *row, const clattn_plan *plan, int32_t runs,
-                           struct bench_result *r, size_t *over)
-{
-    struct tool_memory m;
+struct attention {
+    const clattn_plan *plan;
+    clattn_attention_call call;
+};
 
-    clattn_status st = tool_memory_create(s, &row->p, plan, &m);
+static clattn_status run_attention(const void *user)
+{
+    const struct attention *a = user;
+
+    return clattn_attention_run(a->plan, &a->call);
+}
+
+// Verifies, then times. `over` > 0 means a wrong result and no times.
+static clattn_status bench_plan(struct tool_session *s, struct tool_session *peak,
+                                const struct bench_item *item, const clattn_plan *plan,
+                                int32_t runs, struct bench_result *r, size_t *over)
+{
+    const double channels = (double)item->p.dim_qk + (double)item->p.dim_v;
+    struct tool_memory m;
+    struct attention a = {.plan = plan};
+    struct bench_work work = {run_attention, &a, 0};
+
+    clattn_status st = tool_memory_create(s, &item->p, plan, &m);
     if (st == CLATTN_OK)
-        st = bench_fill(s, row, &m, &r->pairs);
+        st = clattn_plan_workspace_bytes(plan, NULL, &r->workspace);
     if (st == CLATTN_OK)
-        st = bench_check(s, &row->p, plan, &m, &r->max_error, over);
+        st = bench_fill(s, item->row, &m, &r->pairs);
+    if (st == CLATTN_OK)
+        st = bench_check(s, &item->p, plan, &m, &r->max_error, over);
+    tool_call_init(&item->p, &m, &a.call);
+    work.gflop = 2e-9 * r->pairs * channels;
     if (st == CLATTN_OK && *over == 0)
-        st = bench_time(peak, &row->p, plan, &m, runs, r);
+        st = bench_time(peak, &work, runs, r);
     tool_memory_destroy(s, &m);
     return st;
 }
 
-static int bench_row(struct tool_session *s, struct tool_session *builtin,
-                     const struct bench_options *opt, const struct bench_row *row,
-                     struct bench_report *report)
+static clattn_status bench_attention(struct tool_session *s, struct tool_session *builtin,
+                                     const struct bench_item *item, int32_t runs,
+                                     clattn_plan **plan, clattn_plan_info *info,
+                                     struct bench_result *r, size_t *over)
 {
-    char what[256], shape[96];
+    clattn_status st = tool_plan_create(s, &item->p, plan);
+
+    if (st == CLATTN_OK)
+        st = clattn_plan_get_info(*plan, info);
+    if (st == CLATTN_OK) {
+        bool on_cpu = info->algo == CLATTN_ALGO_HOST || info->algo == CLATTN_ALGO_REFERENCE;
+        r->bytes = bench_bytes(&item->p, info);
+        st = bench_plan(s, on_cpu ? builtin : s, item, *plan, runs, r, over);
+    }
+    return st;
+}
+
+// Of several algorithms, one that can't do it or lacks memory is no failure.
+static bool is_refusal(const struct bench_options *opt, clattn_status st)
+{
+    return opt->algos > 1 && (st == CLATTN_ERR_UNSUPPORTED || st == CLATTN_ERR_OUT_OF_MEMORY);
+}
+
+static void item_text(const struct bench_options *opt, const struct tool_session *s,
+                      const struct bench_item *item, char *text, size_t size)
+{
+    const char *name = item->row->name;
+    char shape[96];
+
+    bench_item_text(item, shape, sizeof shape);
+    snprintf(text, size, "%s%s%s%s", name, name[0] ? " (" : "", shape, name[0] ? ")" : "");
+    if (opt->algos > 1)
+        snprintf(text + strlen(text), size - strlen(text), " %s", item->algo->name);
+    if (opt->devices > 1)
+        snprintf(text + strlen(text), size - strlen(text), " on [%d]", (int)s->device.index);
+}
+
+struct outputs {
+    struct bench_report *report;
+    struct bench_plot *plot;
+};
+
+static int bench_item(struct tool_session *s, struct tool_session *builtin,
+                      const struct bench_options *opt, const struct bench_item *item,
+                      const struct outputs *to)
+{
+    char what[256];
     clattn_plan *plan = NULL;
     clattn_plan_info info = {.struct_size = sizeof info};
     struct bench_result r = {.runs = 0};
     size_t over = 0;
     int code = 0;
 
-    bench_shape_text(&row->p, shape, sizeof shape);
-    snprintf(what, sizeof what, "%s%s%s%s", row->name, row->name[0] ? " (" : "", shape,
-             row->name[0] ? ")" : "");
-    if (opt->devices > 1)
-        snprintf(what + strlen(what), sizeof what - strlen(what), " on [%d]",
-                 (int)s->device.index);
+    item_text(opt, s, item, what, sizeof what);
     tool_log_clear(&s->log);
-    clattn_status st = tool_plan_create(s, &row->p, &plan);
-    if (st == CLATTN_OK)
-        st = clattn_plan_get_info(plan, &info);
-    if (st == CLATTN_OK) {
-        bool on_cpu = info.algo == CLATTN_ALGO_HOST || info.algo == CLATTN_ALGO_REFERENCE;
-        r.bytes = bench_bytes(&row->p, &info);
-        st = bench(s, on_cpu ? builtin : s, row, plan, opt->runs, &r, &over);
-    }
+    clattn_status st =
+        item->algo->softmax
+            ? bench_softmax(s, builtin, item, opt->runs, &info, &r, &over)
+            : bench_attention(s, builtin, item, opt->runs, &plan, &info, &r, &over);
     bench_progress(0, 0, NULL);
-    if (st != CLATTN_OK)
+    if (is_refusal(opt, st)) {
+        const char *said = tool_log_error(&s->log);
+        bench_report_refuse(to->report, s, item, said[0] ? said : clattn_status_string(st));
+    } else if (st != CLATTN_OK) {
         code = tool_library_fail(&s->log, st, what);
-    else if (over)
+    } else if (over) {
         code = tool_fail(TOOL_WRONG, "%s: wrong result, not timed: %zu elements are off, by %.3g "
                                      "at worst (%s, %s)",
                          what, over, r.max_error, info.algo_name, info.kernel_name);
-    else
-        bench_report_add(report, s, row, plan, &info, &r);
+    } else {
+        bench_report_add(to->report, s, item, plan, &info, &r);
+        bench_plot_add(to->plot, s, item, &r);
+    }
     clattn_plan_destroy(&plan);
     return code;
 }
 
-static int bench_all(struct sessions *s, const struct bench_options *opt)
+// Item n of all: algorithms inside, devices around them, rows outside.
+static int bench_nth(struct sessions *s, const struct bench_options *opt, int n,
+                     const struct outputs *to)
 {
-    struct bench_report *report = bench_report_create(opt);
+    struct bench_item item = {.algo = &opt->algo[n % opt->algos]};
+    const int device = n / opt->algos % opt->devices;
+    char text[96];
+
+    item.row = &opt->row[n / opt->algos / opt->devices];
+    item.p = item.row->p;
+    item.p.algo = item.algo->attention;
+    if (item.algo->softmax || tool_algo_has_shapes(item.p.algo))
+        item.p.kernel = opt->kernel;
+    bench_item_text(&item, text, sizeof text);
+    bench_progress(n + 1, opt->rows * opt->devices * opt->algos, text);
+    return bench_item(&s->device[device], &s->builtin, opt, &item, to);
+}
+
+static int bench_all(struct sessions *s, const struct bench_options *opt, struct bench_plot *plot)
+{
+    const struct outputs to = {bench_report_create(opt), plot};
     int worst = 0;
 
-    if (!report)
+    if (!to.report)
         return tool_fail(TOOL_DEVICE, "no memory for the report");
-    for (int i = 0; i < opt->rows; i++) {
-        for (int d = 0; d < opt->devices; d++) {
-            char shape[96];
-            bench_shape_text(&opt->row[i].p, shape, sizeof shape);
-            bench_progress(i * opt->devices + d + 1, opt->rows * opt->devices, shape);
-            int code = bench_row(&s->device[d], &s->builtin, opt, &opt->row[i], report);
-            worst = code > worst ? code : worst;
-        }
+    for (int n = 0; n < opt->rows * opt->devices * opt->algos; n++) {
+        int code = bench_nth(s, opt, n, &to);
+        worst = code > worst ? code : worst;
     }
-    bench_report_finish(report, s->device, opt->devices);
+    if (bench_report_finish(to.report, s->device, opt->devices) == 0 && !worst)
+        worst = tool_fail(TOOL_USE, "every algorithm was refused");
     return worst;
 }
 
@@ -153,11 +236,14 @@ static int open_session(struct tool_session *s, const char *selector, int32_t th
 
 static int run(struct bench_options *opt)
 {
-    struct sessions *s = calloc(1, sizeof *s);
-    int code = 0;
+    struct bench_plot *plot = NULL;
+    int code = bench_plot_create(opt, &plot);
+    struct sessions *s = code ? NULL : calloc(1, sizeof *s);
 
+    if (code)
+        return code;
     if (!s)
-        return tool_fail(TOOL_DEVICE, "no memory for the devices");
+        return bench_plot_finish(plot, tool_fail(TOOL_DEVICE, "no memory for the devices"));
     if (opt->devices == 0)
         opt->device[opt->devices++] = NULL;
     tool_session_init(&s->builtin);
@@ -168,12 +254,12 @@ static int run(struct bench_options *opt)
     if (!code)
         code = open_session(&s->builtin, "cpu", opt->threads, CLATTN_CONTEXT_NO_OPENCL);
     if (!code)
-        code = bench_all(s, opt);
+        code = bench_all(s, opt, plot);
     for (int d = 0; d < opt->devices; d++)
         tool_session_close(&s->device[d]);
     tool_session_close(&s->builtin);
     free(s);
-    return code;
+    return bench_plot_finish(plot, code);
 }
 
 int main(int argc, char **argv)

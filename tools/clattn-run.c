@@ -41,7 +41,8 @@ static const char help[] =
     "                        fits; default $CLATTN_DEVICE, else the best device\n"
     "  --algo ALGO           auto (default), host or reference (double precision, slow), or on\n"
     "                        OpenCL fused, split_kv, two_loop, fused_kv_outer or unfused\n"
-    "  --kernel KERNEL       shape of the OpenCL kernels: group or vector; default by device\n"
+    "  --kernel KERNEL       shape of the OpenCL kernels: group, vector, or, for fused, subgroup;\n"
+    "                        default by device\n"
     "  --splits N            with --algo split_kv: parts that the keys are cut into, 1 to 65535;\n"
     "                        default by device and lengths\n"
     "  --softmax SOFTMAX     with --algo unfused: naive, safe (default) or online\n"
@@ -125,7 +126,8 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_KERNEL:
         opt->kernel = tool_parse_word(value, tool_kernel_words);
         return opt->kernel > 0 ? 0
-                               : tool_fail(TOOL_USE, "option %s: '%s' is none of group, vector",
+                               : tool_fail(TOOL_USE,
+                                           "option %s: '%s' is none of group, vector, subgroup",
                                            shown, value);
     case OPT_SCALE:
         opt->has_scale = true;

@@ -14,10 +14,10 @@ run_packages=(
   opencl-c-headers ocl-icd-libopencl1 pocl-opencl-icd
   libjansson-dev libsmartcols-dev
 )
-# mesa-opencl-icd brings rusticl with llvmpipe.
+# mesa-opencl-icd brings rusticl with llvmpipe; gnuplot draws the plots of clattn-bench.
 test_packages=(
   g++ clang libomp-dev binutils python3-venv
-  libcmocka-dev ocl-icd-opencl-dev mesa-opencl-icd oclgrind
+  libcmocka-dev ocl-icd-opencl-dev mesa-opencl-icd oclgrind gnuplot-nox
 )
 
 case "${1:-}" in

@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Long ones first, since two run at a time.
-steps=(build llvmpipe pocl pocl-cbs intel oclgrind host no-opencl sanitize library install minilm)
+steps=(build pocl llvmpipe oclgrind intel sanitize host pocl-cbs no-opencl minilm library install)
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
 intel_packages=(intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0)
@@ -133,19 +133,21 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
   device_env=("CLATTN_TEST_EXPECT=$1")
   case $1 in
     pocl)
-      device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd "POCL_CACHE_DIR=$build/cache/pocl")
+      device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd "POCL_CACHE_DIR=$build/cache/pocl"
+                   CLATTN_TEST_SHARE=1)
       ;;
     pocl-cbs)
       # Another way to turn barriers into loops. PoCL 3.1 does not know this name and takes its
       # "auto", which is not its default either.
-      # The kernels are those of the step pocl, so fewer variants of them will do.
-      device_env=(CLATTN_TEST_EXPECT=pocl CLATTN_TEST_MEDIUM=1
+      # The kernels are those of the step pocl, so fewer variants of them will do, and few of the
+      # vector shape, which has no barriers.
+      device_env=(CLATTN_TEST_EXPECT=pocl CLATTN_TEST_MEDIUM=1 CLATTN_TEST_BARRIERS=1
                   OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd
                   "POCL_CACHE_DIR=$build/cache/pocl-cbs" POCL_WORK_GROUP_METHOD=cbs)
       ;;
     intel)
       device_env+=("OCL_ICD_VENDORS=$build/intel/vendors"
-                   "LD_LIBRARY_PATH=$build/intel/venv/lib")
+                   "LD_LIBRARY_PATH=$build/intel/venv/lib" CLATTN_TEST_SHARE=2)
       ;;
     llvmpipe)
       device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/rusticl.icd RUSTICL_ENABLE=llvmpipe
@@ -230,7 +232,7 @@ step_build() { # what the chosen steps need
 }
 
 step_host() {
-  use_device pocl
+  use_device pocl # the tools are tested on it here
   ! have gcc || suites gcc host 900 --suite unit --suite header --suite style --suite tools
   ! have clang || suites clang host 300 --suite unit
   local programs
@@ -240,11 +242,12 @@ step_host() {
 
 step_pocl() {
   device_suite pocl 1200
-  ! have gcc || suites gcc pocl-tools 600 --suite tools
 }
 
 step_pocl_cbs() {
-  device_suite pocl-cbs 1200
+  # What the host refuses and keeps does not depend on how kernels are compiled.
+  device_suite pocl-cbs 1200 \
+    "programs|program_cache|opencl_api|(invalid|refusals|refused_memory) opencl"
 }
 
 step_intel() {
@@ -275,6 +278,7 @@ step_oclgrind() {
   # The programs about what the host refuses and decides have nothing for it to find.
   local host='identities|invalid|refusals|refused_memory|ceilings'
   device_suite oclgrind 1200 "programs|program_cache|opencl_api|($host) opencl"
+  ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic
 }
 
 step_no_opencl() {

@@ -52,7 +52,8 @@ typedef enum clattn_algo {
 typedef enum clattn_kernel {
     CLATTN_KERNEL_AUTO = 0,  ///< by device facts
     CLATTN_KERNEL_GROUP = 1, ///< a work-group with K/V tiles in local memory (GPUs)
-    CLATTN_KERNEL_VECTOR = 2 ///< a work-item with vector lanes as rows (CPUs)
+    CLATTN_KERNEL_VECTOR = 2, ///< a work-item with vector lanes as rows (CPUs)
+    CLATTN_KERNEL_SUBGROUP = 3 ///< as group, a sub-group owns whole rows; of fused attention
 } clattn_kernel;
 
 /// Where query i stands among the keys when len_q != len_kv.

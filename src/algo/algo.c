@@ -4,6 +4,8 @@
 const struct cla_algo *const cla_algos[] = {
     &cla_algo_split_kv,
     &cla_algo_fused,
+    &cla_algo_two_loop,
+    &cla_algo_fused_kv_outer,
     &cla_algo_host,
     &cla_algo_reference,
 };

@@ -82,6 +82,8 @@ extern const struct cla_algo *const cla_algos[];
 extern const int cla_algos_count;
 
 extern const struct cla_algo cla_algo_fused;
+extern const struct cla_algo cla_algo_two_loop;
+extern const struct cla_algo cla_algo_fused_kv_outer;
 extern const struct cla_algo cla_algo_host;
 extern const struct cla_algo cla_algo_reference;
 extern const struct cla_algo cla_algo_split_kv;

@@ -16,6 +16,7 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
 static const struct cla_tiled fused = {
     .group = {{"fused_group.cl", "fused_group"}},
     .vector = {{"fused_vector.cl", "fused_vector"}},
+    .subgroups = true,
     .passes = 1,
     .launch = launch,
 };

@@ -54,7 +54,8 @@ static clattn_status launch(clattn_context *ctx, const struct cla_softmax *s,
         .stride_x = call->stride_x,
         .stride_y = call->stride_y,
         .len = call->len,
-        .flags = s->lse ? CLA_FWD_HAS_LSE : 0,
+        .flags = (s->lse ? CLA_FWD_HAS_LSE : 0) |
+                 (cla_softmax_streams(s, call) ? CLA_SOFTMAX_STREAM : 0),
         .scale = call->scale,
     };
     cla_softmax_parts(&k->shape, call->rows, call->len, &args.parts, &args.part_len);
@@ -292,9 +293,11 @@ clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax 
         return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for softmax kernels");
     k->shape = cla_softmax_shape(&ctx->caps, s->kernel);
     snprintf(options, sizeof options,
-             "-cl-std=CL1.2 -w -DDTYPE_X=%d -DDTYPE_Y=%d -DSOFTMAX_ALGO=%d -DW=%d -DITEMS=%d",
+             "-cl-std=CL1.2 -w -DDTYPE_X=%d -DDTYPE_Y=%d -DSOFTMAX_ALGO=%d -DW=%d -DITEMS=%d%s",
              (int)s->dtype_x, (int)s->dtype_y, (int)s->algo, (int)k->shape.width,
-             (int)k->shape.items);
+             (int)k->shape.items,
+             // CPU drivers compile with clang and know its store; others may not.
+             cla_caps_vector_shape(&ctx->caps) ? " -DHAS_STREAM" : "");
     CLA_TRY(cla_ocl_build(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &program));
     st = make_and_try(ctx, s, program, k);
     // The fault may be in what was kept on disk.

@@ -1,13 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "algo/tiled_ocl.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "algo/stage_ocl.h"
 #include "ocl/error.h"
+
+// On a GPU the best tile with sub-groups comes before those without: the maximum of a row then goes
+// between registers, not through local memory and a barrier.
+static int best_with_subgroups(const struct cla_algo *self, const struct cla_problem *p,
+                               const struct cla_caps *caps, int32_t first, struct cla_tile *out,
+                               int max)
+{
+    if (p->kernel != CLATTN_KERNEL_AUTO || first != CLATTN_KERNEL_GROUP || max < 2 ||
+        caps->type != CLA_DEVICE_GPU || !caps->subgroups || !self->tiled->subgroups)
+        return 0;
+    return cla_tile_rank(p, caps, CLATTN_KERNEL_SUBGROUP, out, 1, NULL);
+}
 
 int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
                       const struct cla_caps *caps, struct cla_tile *out, int max,
@@ -32,7 +43,12 @@ int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
     if (p->kernel == CLATTN_KERNEL_AUTO && !both)
         cla_note(refusals, "%s, %s shape: the CPU path is faster than it is on this device",
                  self->name, other == CLATTN_KERNEL_GROUP ? "group" : "vector");
-    int n = cla_tile_rank(p, caps, first, out, max, refusals);
+    if (first == CLATTN_KERNEL_SUBGROUP && !self->tiled->subgroups) {
+        cla_note(refusals, "%s: it has no subgroup shape", self->name);
+        return 0;
+    }
+    int n = best_with_subgroups(self, p, caps, first, out, max);
+    n += cla_tile_rank(p, caps, first, out + n, max - n, refusals);
     if (both && n < max)
         n += cla_tile_rank(p, caps, other, out + n, max - n, refusals);
     return n;
@@ -60,9 +76,10 @@ static void build_options(const struct cla_problem *p, const struct cla_tile *t,
                  (int)t->vecs_q, (int)t->block_k, (int)t->block_d, prefetch);
     else
         snprintf(options + n, size - (size_t)n,
-                 " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d",
+                 " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d "
+                 "-DSUBGROUPS=%d",
                  (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
-                 p->max_len_kv > CLA_LONG_ROWS_KEYS);
+                 p->max_len_kv > CLA_LONG_ROWS_KEYS, (int)t->subgroups);
 }
 
 static clattn_status check_limits(clattn_context *ctx, const struct cla_kernels *kernels,
@@ -185,8 +202,7 @@ void cla_tiled_args(const struct cla_problem *p, const struct cla_tile *tile,
                     const struct cla_call *c, struct cla_fwd_args *a)
 {
     const int64_t rows = (int64_t)c->len_q * p->group;
-    const float size = fabsf(c->scale);
-    const bool fold = size == 0.0f || (size >= 0x1p-20f && size <= 1.0f); // see score.clh
+    const bool fold = cla_scale_folds(c->scale);
     *a = (struct cla_fwd_args){
         .q = tensor_arg(&c->q),
         .k = tensor_arg(&c->k),

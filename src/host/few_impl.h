@@ -86,7 +86,7 @@ static void few_load_q(struct few *t)
     const float *base = (const float *)t->f->mem->q + t->job->b * stride[0];
     // As in tile_load_q().
     const float scale = t->f->call->scale;
-    const bool fold = fabsf(scale) <= 1.0f;
+    const bool fold = cla_scale_folds(scale);
     const vf factor = vec_splat(fold ? scale : 1.0f);
     t->post_scale = fold ? 1.0f : scale;
     for (int32_t r = 0; r < t->n; r++) {

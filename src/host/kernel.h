@@ -48,7 +48,7 @@ struct cla_host_kernel {
     float (*row_max)(const float *x, int64_t n, float factor, float m);
     float (*row_sum)(const float *x, int64_t n, float factor, float shift);
     void (*row_write)(const float *x, float *y, int64_t n, float factor, float shift,
-                      float inverse);
+                      float inverse, bool stream);
     void (*row_exp)(const float *x, float *y, int64_t n, float factor);
     float (*row_total)(const float *x, int64_t n);
     void (*row_divide)(const float *x, float *y, int64_t n, float d);

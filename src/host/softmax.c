@@ -16,12 +16,6 @@ enum {
     MIN_PARALLEL = 16384     // entries in all, likewise
 };
 
-// Maximum and sum of a part of a row; d stands under m.
-struct part {
-    float m;
-    double d;
-};
-
 struct rows {
     const struct cla_softmax *s;
     const struct cla_softmax_call *call;
@@ -30,7 +24,7 @@ struct rows {
     void *y;
     float *lse;
     int64_t parts, part_len;
-    struct part *part; // [rows][parts], where there is more than one
+    struct cla_row_part *part; // [rows][parts], where there is more than one
 };
 
 // ---- storage -----------------------------------------------------------------------------------
@@ -78,16 +72,12 @@ static int64_t block_len(int64_t at, int64_t end)
     return end - at < BLOCK ? end - at : BLOCK;
 }
 
-static float shift_of(float m)
-{
-    return m == -INFINITY ? 0.0f : m;
-}
-
 // Naive: stores e^x, sums what was stored.
-static struct part naive_first(const struct rows *t, int64_t r, int64_t begin, int64_t end)
+static struct cla_row_part naive_first(const struct rows *t, int64_t r, int64_t begin,
+                                       int64_t end)
 {
     const struct cla_softmax *s = t->s;
-    struct part p = {0.0f, 0.0};
+    struct cla_row_part p = {0.0f, 0.0};
     float room_x[BLOCK], room_y[BLOCK];
     for (int64_t at = begin; at < end; at += BLOCK) {
         const int64_t n = block_len(at, end);
@@ -119,15 +109,16 @@ static double safe_sum(const struct rows *t, int64_t r, int64_t begin, int64_t e
     for (int64_t at = begin; at < end; at += BLOCK) {
         const int64_t n = block_len(at, end);
         const float *x = load(t->x, t->s->dtype_x, r * t->call->stride_x + at, n, room);
-        d += (double)t->kernel->row_sum(x, n, t->call->scale, shift_of(m));
+        d += (double)t->kernel->row_sum(x, n, t->call->scale, cla_row_shift(m));
     }
     return d;
 }
 
 // Online, a block at a time: the block is read twice, but from the cache the second time.
-static struct part online_first(const struct rows *t, int64_t r, int64_t begin, int64_t end)
+static struct cla_row_part online_first(const struct rows *t, int64_t r, int64_t begin,
+                                        int64_t end)
 {
-    struct part p = {-INFINITY, 0.0};
+    struct cla_row_part p = {-INFINITY, 0.0};
     float room[BLOCK];
     for (int64_t at = begin; at < end; at += BLOCK) {
         const int64_t n = block_len(at, end);
@@ -136,52 +127,48 @@ static struct part online_first(const struct rows *t, int64_t r, int64_t begin, 
         if (m > p.m) // the old maximum is needed here, and only then replaced
             p.d *= exp((double)p.m - (double)m);
         p.m = m;
-        p.d += (double)t->kernel->row_sum(x, n, t->call->scale, shift_of(m));
+        p.d += (double)t->kernel->row_sum(x, n, t->call->scale, cla_row_shift(m));
     }
     return p;
 }
 
-static void last(const struct rows *t, int64_t r, int64_t begin, int64_t end, struct part row)
+static void last(const struct rows *t, int64_t r, int64_t begin, int64_t end,
+                 struct cla_row_part row)
 {
     const struct cla_softmax *s = t->s;
     float room_x[BLOCK], room_y[BLOCK];
     const bool naive = s->algo == CLATTN_SOFTMAX_NAIVE;
+    // In one go: each end of it waits until memory has everything.
+    const bool stream = s->dtype_x == CLATTN_DTYPE_F32 && s->dtype_y == CLATTN_DTYPE_F32 &&
+                        cla_softmax_streams(s, t->call);
     // Only NaN sums and those of empty rows have no inverse of use.
     const float inverse = row.d == 0.0 ? 0.0f : (float)(1.0 / row.d);
-    for (int64_t at = begin; at < end; at += BLOCK) {
-        const int64_t n = block_len(at, end);
+    for (int64_t at = begin, n; at < end; at += n) {
+        n = stream ? end - at : block_len(at, end);
         const int64_t x_at = r * t->call->stride_x + at, y_at = r * t->call->stride_y + at;
         float *y = target(t->y, s->dtype_y, y_at, room_y);
         if (naive)
             t->kernel->row_divide(load(t->y, s->dtype_y, y_at, n, room_x), y, n, (float)row.d);
         else
             t->kernel->row_write(load(t->x, s->dtype_x, x_at, n, room_x), y, n, t->call->scale,
-                                 shift_of(row.m), inverse);
+                                 cla_row_shift(row.m), inverse, stream);
         store(t->y, s->dtype_y, y_at, n, y);
     }
 }
 
-static void store_lse(const struct rows *t, int64_t r, struct part p)
+static void store_lse(const struct rows *t, int64_t r, struct cla_row_part p)
 {
     if (t->lse)
         t->lse[r] = p.d == 0.0 ? -INFINITY : (float)((double)p.m + log(p.d));
 }
 
-// (m, d) + (m', d'), arXiv 1805.02867, equation 4. A part without entries is (-infinity, 0).
-static struct part merge(struct part a, struct part b)
-{
-    const float m = b.m > a.m ? b.m : a.m;
-    const double shift = (double)shift_of(m);
-    return (struct part){m, a.d * exp((double)a.m - shift) + b.d * exp((double)b.m - shift)};
-}
-
 // ---- cutting -----------------------------------------------------------------------------------
 
-static struct part first_pass(const struct rows *t, int64_t r, int64_t begin, int64_t end)
+static struct cla_row_part first_pass(const struct rows *t, int64_t r, int64_t begin, int64_t end)
 {
     switch (t->s->algo) {
     case CLATTN_SOFTMAX_NAIVE: return naive_first(t, r, begin, end);
-    case CLATTN_SOFTMAX_SAFE: return (struct part){safe_first(t, r, begin, end), 0.0};
+    case CLATTN_SOFTMAX_SAFE: return (struct cla_row_part){safe_first(t, r, begin, end), 0.0};
     default: return online_first(t, r, begin, end);
     }
 }
@@ -189,7 +176,7 @@ static struct part first_pass(const struct rows *t, int64_t r, int64_t begin, in
 static void whole_row(const struct rows *t, int64_t r)
 {
     const int64_t len = t->call->len;
-    struct part p = first_pass(t, r, 0, len);
+    struct cla_row_part p = first_pass(t, r, 0, len);
     if (t->s->algo == CLATTN_SOFTMAX_SAFE)
         p.d = safe_sum(t, r, 0, len, p.m);
     last(t, r, 0, len, p);
@@ -210,13 +197,13 @@ static float whole_max(const struct rows *t, int64_t r)
 }
 
 // m and d of all parts of a row; for naive and safe the sums stand under the same m.
-static struct part whole_of(const struct rows *t, int64_t r)
+static struct cla_row_part whole_of(const struct rows *t, int64_t r)
 {
-    const struct part *part = t->part + r * t->parts;
-    struct part p = part[0];
+    const struct cla_row_part *part = t->part + r * t->parts;
+    struct cla_row_part p = part[0];
     for (int64_t i = 1; i < t->parts; i++) {
         if (t->s->algo == CLATTN_SOFTMAX_ONLINE) {
-            p = merge(p, part[i]);
+            p = cla_row_merge(p, part[i]);
         } else {
             p.m = part[i].m > p.m ? part[i].m : p.m;
             p.d += part[i].d;
@@ -235,7 +222,7 @@ static void one_part(const struct rows *t, int64_t id, enum step step)
     } else if (step == SUM) {
         t->part[id].d = safe_sum(t, r, begin, end, whole_max(t, r));
     } else {
-        const struct part p = whole_of(t, r);
+        const struct cla_row_part p = whole_of(t, r);
         last(t, r, begin, end, p);
         if (begin == 0)
             store_lse(t, r, p);

@@ -90,11 +90,11 @@ static float row_sum(const float *x, int64_t n, float factor, float shift)
     return rest;
 }
 
-// y = inverse * e^(factor * x - shift). y may be x.
-static void row_write(const float *x, float *y, int64_t n, float factor, float shift, float inverse)
+// row_write() for whole chunks; returns where it stopped.
+VEC_INLINE int64_t row_write_chunks(const float *x, float *y, int64_t c, int64_t n,
+                                    const vf constants[3], bool stream)
 {
-    const vf f = vec_splat(factor), s = vec_splat(shift), inv = vec_splat(inverse);
-    int64_t c = 0;
+    const vf f = constants[0], s = constants[1], inv = constants[2];
     for (; c + ROW_CHUNK * W <= n; c += ROW_CHUNK * W) {
         vf v[ROW_CHUNK];
         VEC_UNROLL
@@ -102,20 +102,48 @@ static void row_write(const float *x, float *y, int64_t n, float factor, float s
             v[i] = vec_load(x + c + i * W) * f - s;
         vec_exp(v, ROW_CHUNK);
         VEC_UNROLL
-        for (int i = 0; i < ROW_CHUNK; i++)
-            vec_store(y + c + i * W, v[i] * inv);
+        for (int i = 0; i < ROW_CHUNK; i++) {
+            if (stream)
+                vec_stream(y + c + i * W, v[i] * inv);
+            else
+                vec_store(y + c + i * W, v[i] * inv);
+        }
+    }
+    return c;
+}
+
+// Entries [c, end), fewer than W.
+VEC_INLINE void row_write_few(const float *x, float *y, int64_t c, int64_t end,
+                              const vf constants[3])
+{
+    vf v = row_rest(x + c, end - c) * constants[0] - constants[1];
+    vec_exp(&v, 1);
+    v *= constants[2];
+    for (int64_t i = 0; c + i < end; i++)
+        y[c + i] = v[i];
+}
+
+// y = inverse * e^(factor * x - shift). y may be x unless `stream`: that goes past the caches.
+static void row_write(const float *x, float *y, int64_t n, float factor, float shift, float inverse,
+                      bool stream)
+{
+    const vf constants[3] = {vec_splat(factor), vec_splat(shift), vec_splat(inverse)};
+    int64_t c = 0;
+    if (stream) {
+        c = (int64_t)(-(uintptr_t)y / sizeof *y % W); // up to a whole vector's place
+        c = c < n ? c : n;
+        row_write_few(x, y, 0, c, constants);
+        c = row_write_chunks(x, y, c, n, constants, true);
+        vec_stream_end();
+    } else {
+        c = row_write_chunks(x, y, c, n, constants, false);
     }
     for (; c + W <= n; c += W) {
-        vf v = vec_load(x + c) * f - s;
+        vf v = vec_load(x + c) * constants[0] - constants[1];
         vec_exp(&v, 1);
-        vec_store(y + c, v * inv);
+        vec_store(y + c, v * constants[2]);
     }
-    if (c < n) {
-        vf v = row_rest(x + c, n - c) * f - s;
-        vec_exp(&v, 1);
-        for (int64_t i = 0; c + i < n; i++)
-            y[c + i] = v[i] * inverse;
-    }
+    row_write_few(x, y, c, n, constants);
 }
 
 // e^x of any x, for one vector: vec_exp() is for x <= 0, so e^x = (1 / e^(-x/2))^2 above, which

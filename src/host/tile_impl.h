@@ -80,9 +80,8 @@ static void tile_load_q(struct tile *t)
 {
     const int64_t *stride = t->f->call->q.stride;
     const float *base = (const float *)t->f->mem->q + t->job->b * stride[0];
-    // Folding a factor above 1 into Q could overflow where the scaled score does not.
     const float scale = t->f->call->scale;
-    const bool fold = fabsf(scale) <= 1.0f;
+    const bool fold = cla_scale_folds(scale);
     const vf factor = vec_splat(fold ? scale : 1.0f);
     t->post_scale = fold ? 1.0f : scale;
     for (int32_t v = 0; v < QV; v++) {

@@ -84,6 +84,24 @@ VEC_INLINE void vec_store(float *p, vf x)
     memcpy(p, &x, sizeof x);
 }
 
+// Past the caches where the instruction set can; p is a multiple of a vector's size. Ends with
+// vec_stream_end() on the same thread, before another one reads what was written.
+VEC_INLINE void vec_stream(float *p, vf x)
+{
+#if defined(VEC_X86)
+    VEC_X86(stream)(p, x);
+#else
+    vec_store(p, x);
+#endif
+}
+
+VEC_INLINE void vec_stream_end(void)
+{
+#if defined(VEC_X86)
+    _mm_sfence();
+#endif
+}
+
 // a * b + c, in one rounding where the instruction set can.
 VEC_INLINE vf vec_fma(vf a, vf b, vf c)
 {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "abi.h"
 #include "ocl/error.h"
 
 // Names that the OpenCL 1.2 header lacks.
@@ -132,6 +133,10 @@ static void fill_extensions(const struct query *q, struct cla_caps *caps)
         caps->has_fp16 = has_word(list, "cl_khr_fp16");
         caps->has_subgroups =
             has_word(list, "cl_khr_subgroups") || has_word(list, "cl_intel_subgroups");
+        if (caps->has_subgroups && has_word(list, "cl_intel_required_subgroup_size"))
+            caps->subgroups = CLA_SUBGROUPS_REQUIRED;
+        else if (has_word(list, "cl_khr_subgroup_shuffle") || has_word(list, "cl_intel_subgroups"))
+            caps->subgroups = CLA_SUBGROUPS_SHUFFLE;
         free(list);
     }
     // Core since 2.1, and optional again in 3.0, where 0 says that there are none.

@@ -245,6 +245,37 @@ static void test_forbidden_fallback(void **state)
     assert_valid_works("a kernel that does not compile");
 }
 
+// What only OpenCL has, forced on the CPU path.
+static void test_algorithms_of_opencl(void **state)
+{
+    static const struct {
+        const char *name;
+        int32_t algo;
+    } rows[] = {{"fused", CLATTN_ALGO_FUSED},
+                {"two_loop", CLATTN_ALGO_TWO_LOOP},
+                {"fused_kv_outer", CLATTN_ALGO_FUSED_KV_OUTER},
+                {"split_kv", CLATTN_ALGO_SPLIT_KV},
+                {"unfused", CLATTN_ALGO_UNFUSED}};
+    fixture_open(*state);
+    if (!on_builtin())
+        skip();
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
+        clattn_attention_desc desc = good_desc();
+        clattn_plan *plan = (clattn_plan *)(uintptr_t)1;
+        desc.algo = rows[n].algo;
+        if (!library_has(desc.algo))
+            continue;
+        blank_outputs();
+        REFUSED(clattn_attention_plan_create(fx.ctx, &desc, &plan), rows[n].name,
+                CLATTN_ERR_UNSUPPORTED, rows[n].name,
+                clattn_has_opencl() ? "the context's device is the built-in CPU path"
+                                    : "this build of clattn is without OpenCL");
+        assert_null(plan);
+        assert_untouched(rows[n].name);
+    }
+    assert_valid_works("algorithms of OpenCL");
+}
+
 // ---- everything in one line ---------------------------------------------------------------------
 
 static void test_one_line(void **state)
@@ -366,6 +397,7 @@ int main(int argc, char **argv)
         {"handles that are gone", test_gone_handles, LEVEL_SMALL},
         {"contexts", test_contexts, LEVEL_SMALL},
         {"forbidden fallback", test_forbidden_fallback, LEVEL_SMALL},
+        {"algorithms of OpenCL on the CPU path", test_algorithms_of_opencl, LEVEL_SMALL},
         {"everything in one line", test_one_line, LEVEL_SMALL},
         {"copies", test_copies, LEVEL_SMALL},
     };

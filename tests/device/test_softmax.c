@@ -388,6 +388,25 @@ static void test_hard_rows(void **state)
     check(t, &r);
 }
 
+static double uneven(int64_t row, int64_t c, int64_t len)
+{
+    (void)len;
+    return (double)((c * 7 + row) % 13);
+}
+
+// Together larger than caches, so that writing may go past them; no row starts where a vector
+// would.
+static void test_large_rows(void **state)
+{
+    struct test_target *t = *state;
+    for (int algo = SAFE; algo <= ONLINE; algo++)
+        for (int64_t rows = 3; rows <= 43; rows += 40) { // parts of a row, and whole rows
+            struct rows r = {.algo = algo, .rows = rows, .len = (9 << 20) / rows + 3, .pad_x = 2,
+                             .pad_y = 3, .scale = 1.0f, .lse = true, .value = uneven};
+            check(t, &r);
+        }
+}
+
 static double special(int64_t row, int64_t c, int64_t len)
 {
     const double x = (double)(c % 7);
@@ -663,6 +682,7 @@ int main(int argc, char **argv)
         {"storage types", test_types, LEVEL_MEDIUM},
         {"in place", test_in_place, LEVEL_MEDIUM},
         {"hard rows", test_hard_rows, LEVEL_SMALL},
+        {"rows larger than caches", test_large_rows, LEVEL_FULL},
         {"infinities and NaN", test_special_values, LEVEL_MEDIUM},
         {"overflow of the naive way", test_overflow, LEVEL_MEDIUM},
         {"nothing to do", test_nothing, LEVEL_MEDIUM},

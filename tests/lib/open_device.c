@@ -209,6 +209,28 @@ static bool has_shapes(int32_t algo)
     return algo != CLATTN_ALGO_HOST && algo != CLATTN_ALGO_REFERENCE && algo != CLATTN_ALGO_UNFUSED;
 }
 
+bool library_has(int32_t algo)
+{
+    struct log_capture log = {.errors = 0};
+    clattn_context_desc desc;
+    clattn_attention_desc problem;
+    clattn_context *ctx = NULL;
+    clattn_plan *plan = NULL;
+    clattn_context_desc_init(&desc, sizeof desc);
+    desc.device = "cpu";
+    desc.flags = CLATTN_CONTEXT_NO_OPENCL;
+    desc.log = log_capture;
+    desc.log_user = &log;
+    clattn_attention_desc_init(&problem, sizeof problem);
+    problem.dim_qk = problem.heads_q = 1;
+    problem.algo = algo;
+    if (clattn_context_create(&desc, &ctx) == CLATTN_OK)
+        clattn_attention_plan_create(ctx, &problem, &plan);
+    clattn_plan_destroy(&plan);
+    clattn_context_destroy(&ctx);
+    return !strstr(log.text, "no algorithm");
+}
+
 static bool is_algo(const char *name, void *algo)
 {
     return strcmp(name, algo_names[*(const int32_t *)algo]) == 0;
@@ -226,31 +248,46 @@ static void add_target(struct test_target *targets, int *count, struct test_devi
 {
     struct test_target *t = &targets[(*count)++];
     *t = (struct test_target){.device = d, .algo = algo, .kernel = kernel, .level = level};
-    static const char *const shapes[] = {"", "group", "vector"};
+    static const char *const shapes[] = {"", "group", "vector", "subgroup"};
     const bool named = algo != CLATTN_ALGO_FUSED;
     snprintf(t->name, sizeof t->name, "%.60s/%s%s%s", d->tag, named ? algo_names[algo] : "",
              named && has_shapes(algo) ? "/" : "", shapes[kernel]);
 }
 
-// Both kernel shapes, but vectors as rows are only promised where the device prefers them.
-static void add_shapes(struct test_target *targets, int *count, struct test_device *d, int32_t algo)
+static clattn_status try_shape(struct test_device *d, int32_t algo, int32_t kernel)
 {
-    add_target(targets, count, d, algo, CLATTN_KERNEL_GROUP, d->level);
     clattn_attention_desc desc;
     clattn_attention_desc_init(&desc, sizeof desc);
     desc.dim_qk = 16;
     desc.heads_q = 1;
     desc.algo = algo;
-    desc.kernel = CLATTN_KERNEL_VECTOR;
+    desc.kernel = kernel;
     clattn_plan *plan = NULL;
     const clattn_status st = clattn_attention_plan_create(d->ctx, &desc, &plan);
     clattn_plan_destroy(&plan);
-    if (st == CLATTN_OK || d->info.vector_shape)
-        add_target(targets, count, d, algo, CLATTN_KERNEL_VECTOR,
-                   d->info.vector_shape ? d->level : LEVEL_SMALL);
+    return st;
+}
+
+// The group shape everywhere, but vectors as rows are only promised where the device prefers them,
+// and sub-groups where it has them.
+static void add_shapes(struct test_target *targets, int *count, struct test_device *d, int32_t algo)
+{
+    add_target(targets, count, d, algo, CLATTN_KERNEL_GROUP, d->level);
+    const clattn_status vector = try_shape(d, algo, CLATTN_KERNEL_VECTOR);
+    const bool few = !d->info.vector_shape || set_in_env("CLATTN_TEST_BARRIERS");
+    if (vector == CLATTN_OK || d->info.vector_shape)
+        add_target(targets, count, d, algo, CLATTN_KERNEL_VECTOR, few ? LEVEL_SMALL : d->level);
     else
         printf("%s: the vector shape is not for this device (%s)\n", d->tag,
-               clattn_status_string(st));
+               clattn_status_string(vector));
+    if (algo != CLATTN_ALGO_FUSED)
+        return;
+    const clattn_status subgroup = try_shape(d, algo, CLATTN_KERNEL_SUBGROUP);
+    if (subgroup == CLATTN_OK || (d->info.has_subgroups && strcmp(d->tag, "oclgrind") != 0))
+        add_target(targets, count, d, algo, CLATTN_KERNEL_SUBGROUP, LEVEL_SMALL);
+    else
+        printf("%s: the subgroup shape is not for this device (%s)\n", d->tag,
+               clattn_status_string(subgroup));
 }
 
 // What is wanted of a device: an OpenCL algorithm, or one of the CPU on the device's memory.
@@ -259,6 +296,10 @@ static void add_algos(struct test_target *targets, int *count, struct test_devic
     for (int32_t algo = CLATTN_ALGO_FUSED; algo < ALGOS; algo++) {
         if (!algo_is_wanted(algo))
             continue;
+        if (!library_has(algo)) {
+            printf("the library has no algorithm %s\n", algo_names[algo]);
+            continue;
+        }
         if (has_shapes(algo))
             add_shapes(targets, count, d, algo);
         else
@@ -336,7 +377,7 @@ int targets_main(const char *suite, int argc, char **argv, const struct target_t
                  int num_tests)
 {
     struct test_device devices[DEVICES_MAX];
-    struct test_target targets[2 * ALGOS * DEVICES_MAX];
+    struct test_target targets[3 * ALGOS * DEVICES_MAX];
     int num_devices = 0, num_targets = 0, status = 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc < 2 || argc > 3 || (strcmp(argv[1], "cpu") && strcmp(argv[1], "opencl"))) {

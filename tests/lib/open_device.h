@@ -8,6 +8,8 @@
 //   CLATTN_TEST_ALGOS   algorithms to run on OpenCL devices, by their names; default "fused,host"
 //   CLATTN_TEST_SMALL   not empty: every device runs the small selection
 //   CLATTN_TEST_MEDIUM  not empty: no device runs more than the medium selection
+//   CLATTN_TEST_BARRIERS  not empty: the vector shape, without barriers, runs the small selection
+//   CLATTN_TEST_SHARE   1 or 2: of the cases that are shared out, only those of this share
 #ifndef TESTS_OPEN_DEVICE_H
 #define TESTS_OPEN_DEVICE_H
 
@@ -46,6 +48,9 @@ bool devices_open(struct test_device *devices, int *count);
 // The built-in CPU path.
 bool device_open_builtin(struct test_device *device);
 void devices_close(struct test_device *devices, int count);
+
+// Whether this library has the algorithm at all, whatever device it needs.
+bool library_has(int32_t algo);
 
 // Something that computes: a device and the algorithm and kernel that are forced on it.
 struct test_target {

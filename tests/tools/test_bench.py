@@ -6,8 +6,10 @@ import io
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree
 
 from tool_case import CPU, DEVICES, PROGRAMS, Folder, main
 
@@ -23,6 +25,12 @@ def moved(row):
         seen = max(0, last + len_kv - len_q + 1) if row["causal"] else len_kv
         keys += min(len_kv, -(-seen // row["tile_k"]) * row["tile_k"])
     return 4 * (dim_qk + dim_v) * batch * heads_kv * (rows + keys)
+
+
+FAMILY = ["softmax_naive", "softmax_safe", "softmax_online", "unfused", "two_loop",
+          "fused_kv_outer", "fused", "split_kv", "host"]
+# Passes of a softmax over its rows, reads and writes.
+PASSES = {"softmax_naive": 4, "softmax_safe": 4, "softmax_online": 3}
 
 
 class Bench(Folder):
@@ -69,7 +77,7 @@ class Bench(Folder):
                            program=PROGRAMS.bench)
         self.assertRegex(text, r"(?m)^device +\[(\d+|cpu)\] ")
         self.assertRegex(text, r"(?m)^SHAPE.*MS +QUARTILES +MIN MS +RUNS +GFLOP/S +PEAK +"
-                               r"% OF PEAK +% PAIRED +GB/S +MB +MAX ERROR$")
+                               r"% OF PEAK +% PAIRED +GB/S +MB +WORKSPACE MB +MAX ERROR$")
         self.assertRegex(text, r"(?m)^1,1,1,33,44,16 +no +reference ")
 
     def test_list(self):
@@ -213,6 +221,131 @@ class Bench(Folder):
                 self.assertGreater(rows[0]["peak_gflops"], 0)
                 self.assertLess(rows[0]["max_error"], 1e-5)
 
+    def check_family(self, rows, shape, softmax_shape, served):
+        """All algorithms in their order, each with a result or a reason."""
+        self.assertEqual([r["algo"] for r in rows], FAMILY)
+        for row in rows:
+            softmax = row["algo"].startswith("softmax_")
+            self.assertEqual(row["operation"], "softmax" if softmax else "attention")
+            self.assertEqual(row["shape"], softmax_shape if softmax else shape)
+            if row["status"] == "refused":
+                self.assertNotIn(row["algo"], served)
+                self.assertTrue(row["reason"])
+                self.assertNotIn("ms", row)
+                continue
+            self.assertEqual(row["status"], "ok")
+            self.assertGreater(row["ms"], 0)
+            self.assertGreater(row["bytes"], 0)
+            self.assertGreaterEqual(row["workspace_bytes"], 0)
+            self.assertLess(row["max_error"], 1e-5)
+            if softmax:
+                self.assertEqual(row["bytes"], 4 * softmax_shape[0] * softmax_shape[1] *
+                                 PASSES[row["algo"]])
+                self.assertIsNone(row["gflops"])
+            else:
+                self.assertGreater(row["gflops"], 0)
+            if row["algo"] in ("fused", "host"):
+                self.assertEqual(row["bytes"], moved(row))
+        self.assertLessEqual(set(served), {r["algo"] for r in rows if r["status"] == "ok"})
+
+    def test_all_on_cpu(self):
+        rows = self.lines("--shape=2,2,1,7,40,8", "--algo=all", *CPU)
+        self.check_family(rows, [2, 2, 1, 7, 40, 8, 8], [28, 40], [*PASSES, "host"])
+        self.assertEqual([r["status"] for r in rows[3:8]], ["refused"] * 5)
+        text = self.run_ok("--shape=2,2,1,7,40,8", "--algo=all", "--softmax-rows=3,500",
+                           "--runs=1", *CPU, program=PROGRAMS.bench)
+        self.assertRegex(text, r"(?m)^3x500 +- +softmax_online +host +- ")
+        self.assertRegex(text, r"(?m)^2,2,1,7,40,8 +no +host ")
+        refused = [line for line in text.splitlines() if line.startswith("refused ")]
+        self.assertEqual(len(refused), 5)
+        self.assertRegex(refused[3], r"^refused 2,2,1,7,40,8 fused: .*the built-in CPU path")
+
+    def test_list_of_algorithms(self):
+        args = ["--shape=1,2,1,9,30,8", "--algo=fused,softmax_safe,host", *CPU]
+        self.assertEqual([(r["algo"], r["status"]) for r in self.lines(*args)],
+                         [("fused", "refused"), ("softmax_safe", "ok"), ("host", "ok")])
+        text = self.run_ok(*args, "--csv", "--runs=1", "--softmax-rows=5,70",
+                           program=PROGRAMS.bench)
+        rows = list(csv.DictReader(io.StringIO(text)))
+        self.assertEqual([(r["algo"], r["status"]) for r in rows],
+                         [("fused", "refused"), ("softmax_safe", "ok"), ("host", "ok")])
+        for row in rows:
+            self.assertNotIn(None, row)
+            self.assertNotIn(None, row.values())
+        self.assertIn("the built-in CPU path", rows[0]["reason"])
+        self.assertEqual((rows[0]["len_q"], rows[0]["ms"]), ("9", ""))
+        self.assertEqual((rows[1]["len_q"], rows[1]["len_kv"], rows[1]["bytes"]),
+                         ("5", "70", str(4 * 5 * 70 * 4)))
+        self.assertGreater(float(rows[2]["ms"]), 0)
+        done = self.run_program(PROGRAMS.bench, "--shape=1,1,1,4,4,8", "--algo=fused,two_loop",
+                                *CPU)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("every algorithm was refused", done.said)
+        self.assertRegex(done.stdout, r"(?m)^refused 1,1,1,4,4,8 two_loop: .")
+
+    def test_all_on_devices(self):
+        self.drivers = True
+        for d in DEVICES[:1]:
+            rows = self.lines("--shape=1,2,1,30,70,16", "--algo=all", "--device", d)
+            self.check_family(rows, [1, 2, 1, 30, 70, 16, 16], [60, 70],
+                              [*PASSES, "fused", "host"])
+
+    def test_plot(self):
+        """A line for each algorithm in both panels, and a file that is whole or not there."""
+        if not shutil.which("gnuplot"):
+            self.fail("gnuplot is not installed (tools/setup.sh test)")
+        path = os.path.join(self.dir, "plot.svg")
+        args = ["--shape=1,1,1,8,8,8", "--sweep=len=16,32", "--runs=1", *CPU]
+        algos = ["--algo=host,fused,softmax_online"]
+        self.run_ok(*args, *algos, "--plot", path, program=PROGRAMS.bench)
+        root = xml.etree.ElementTree.parse(path).getroot()
+        self.assertEqual(root.tag, "{http://www.w3.org/2000/svg}svg")
+        titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
+        self.assertEqual([titles.count(name) for name in ("host", "softmax_online", "fused")],
+                         [2, 2, 0])
+        self.assertEqual([name for name in os.listdir(self.dir) if "plot" in name or
+                          name.startswith(".clattn")], ["plot.svg"])
+        path = os.path.join(self.dir, "plot.png")
+        self.run_ok(*args, "--json", "--plot", path, program=PROGRAMS.bench)
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
+        for more, says in ((["--plot=x.pdf"], ".svg"), (["--plot=no/such/x.svg"], "no/such/x.svg"),
+                           (["--plot=x.svg", "--shape=1,1,1,4,4,4"], "2 shapes"),
+                           (["--plot=x.svg", "--sweep=dim=4,8"], "no other sweep")):
+            self.run_bad(*args, *more, program=PROGRAMS.bench, says=["--plot", says])
+        for sweep in ([], ["--sweep=len=16"], ["--sweep=dim=4,8"]):
+            self.run_bad("--shape=1,1,1,8,8,8", *sweep, "--plot=x.svg", *CPU,
+                         program=PROGRAMS.bench, says=["needs --sweep"])
+        self.run_bad(*args, "--plot=x.svg", program=PROGRAMS.bench, env={"PATH": self.dir},
+                     says=["gnuplot cannot be started", "gnuplot-nox"])
+
+    def test_failed_plot(self):
+        """gnuplot that fails leaves nothing, and what was there stays."""
+        script = os.path.join(self.dir, "gnuplot")
+        with open(script, "w") as file:
+            file.write('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho half\nexit 5\n')
+        os.chmod(script, 0o755)
+        path = os.path.join(self.dir, "plot.svg")
+        with open(path, "w") as file:
+            file.write("old")
+        done = self.run_program(PROGRAMS.bench, "--shape=1,1,1,8,8,8", "--sweep=len=16,32",
+                                "--runs=1", *CPU, "--plot", path,
+                                env={"PATH": self.dir + ":" + os.environ["PATH"]})
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("gnuplot failed (exit status 5)", done.said)
+        with open(path) as file:
+            self.assertEqual(file.read(), "old")
+        self.assertFalse([name for name in os.listdir(self.dir) if name.startswith(".clattn")])
+
+    def test_wrong_softmax_gets_no_time(self):
+        args = ["--shape=1,1,1,8,8,8", "--algo=softmax_online", "--softmax-rows=50,60", *CPU,
+                "--json", "--runs=1"]
+        self.run_ok(*args, program=PROGRAMS.bench_faulty)
+        for fault in ("add:0", "add:2999", "nan:0", "nan:2999", "nan:1234"):
+            said = self.run_bad(*args, program=PROGRAMS.bench_faulty, code=1,
+                                says=["wrong result, not timed"], env={"TOOL_TEST_FAULT": fault})
+            self.assertIn("50x60", said)
+
     def test_wrong_results_get_no_time(self):
         """Faults in rows that are looked at, and NaN anywhere."""
         args = ["--shape=1,4,2,500,60,8", *CPU, "--json", "--runs=1"]
@@ -240,6 +373,13 @@ class Bench(Folder):
         for option in ("--runs=0", "--threads=0", "--kernel=auto", "--algo=x", "--runs=x"):
             bad(option, says=option.split("=")[0])
         bad("--algo=host", "--kernel=group", says="--kernel")
+        bad("--algo=fused,host", "--kernel=group", says="--kernel")
+        for algos in ("fused,", ",fused", "fused,,host", "all,host", "softmax", ""):
+            bad(f"--algo={algos}", says="--algo")
+        bad("--algo=host,fused,host", says="host is there twice")
+        for rows in ("5", "5,", "0,5", "5,6,7", "x,5", ",5"):
+            bad("--algo=softmax_safe", f"--softmax-rows={rows}", says="--softmax-rows")
+        bad("--softmax-rows=5,6", says="--algo names no softmax")
         bad("--device=no such device", says="no such device")
         bad("--shape=1,1,1,4,4,8", "--algo=fused", *CPU, says="1,1,1,4,4,8")
         bad("x", says="unexpected argument x")

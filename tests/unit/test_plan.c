@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "device_rank.h"
+#include "abi.h"
 #include "plan.h"
 #include "planner_devices.h"
 
@@ -197,6 +198,50 @@ static void test_forced_shape_has_no_other(void **state)
             assert_true(refused_with(&r, "host: an OpenCL kernel shape is forced"));
         }
     }
+}
+
+// On a GPU that has them the best tile comes with sub-groups first, then without.
+static void test_subgroups(void **state)
+{
+    (void)state;
+    clattn_attention_desc d = desc_of(64);
+    struct cla_ranking r;
+    struct cla_caps c = gpu_caps();
+    rank(&d, &c, &r);
+    const int without = r.count;
+    assert_int_equal(r.choice[0].tile.subgroups, CLA_SUBGROUPS_NONE);
+    c.subgroups = CLA_SUBGROUPS_REQUIRED;
+    rank(&d, &c, &r);
+    assert_int_equal(r.count, without + 1);
+    assert_int_equal(r.choice[0].tile.subgroups, CLA_SUBGROUPS_REQUIRED);
+    assert_non_null(strstr(r.choice[0].tile.reason, "sub-group"));
+    assert_int_equal(r.choice[1].tile.subgroups, CLA_SUBGROUPS_NONE);
+    assert_int_equal(r.choice[0].tile.tile_q, r.choice[1].tile.tile_q);
+    // Forced, every choice has them; a size that cannot be asked for leaves none of that tile.
+    d.kernel = CLATTN_KERNEL_SUBGROUP;
+    rank(&d, &c, &r);
+    assert_true(r.count >= 1);
+    for (int i = 0; i < r.count; i++) {
+        const int32_t items = r.choice[i].tile.items_k;
+        assert_int_equal(r.choice[i].tile.subgroups, CLA_SUBGROUPS_REQUIRED);
+        assert_true(items == 8 || items == 16 || items == 32);
+    }
+    c.subgroups = CLA_SUBGROUPS_SHUFFLE;
+    rank(&d, &c, &r);
+    assert_true(r.count >= 1);
+    for (int i = 0; i < r.count; i++)
+        assert_true(r.choice[i].tile.items_k > 1 && r.choice[i].tile.items_k <= 8);
+    c.subgroups = CLA_SUBGROUPS_NONE;
+    rank(&d, &c, &r);
+    assert_int_equal(r.count, 0);
+    assert_true(refused_with(&r, "subgroup shape: the device has no sub-groups"));
+    // A CPU is slower with them.
+    c = cpu_caps();
+    c.native_width_f32 = 1;
+    c.subgroups = CLA_SUBGROUPS_REQUIRED;
+    d.kernel = CLATTN_KERNEL_AUTO;
+    rank(&d, &c, &r);
+    assert_int_equal(r.choice[0].tile.subgroups, CLA_SUBGROUPS_NONE);
 }
 
 static void test_no_fallback(void **state)
@@ -467,6 +512,7 @@ int main(void)
         cmocka_unit_test(test_few_queries_split_the_keys),
         cmocka_unit_test(test_few_rows_have_channels_as_lanes),
         cmocka_unit_test(test_no_split_without_need),
+        cmocka_unit_test(test_subgroups),
         cmocka_unit_test(test_no_compiler_is_refused),
 #endif
         cmocka_unit_test(test_device_order),

@@ -475,6 +475,44 @@ static double chosen_bytes(const struct cla_problem *p, const struct cla_caps *c
                           p->max_len_kv == INT32_MAX ? 100000 : p->max_len_kv);
 }
 
+// Where keys are outside, a tile of K and one of V stay for all tiles of rows if all channels fit.
+static void test_kept_keys(void **state)
+{
+    (void)state;
+    struct cla_problem p = problem(64, 4096, 1);
+    struct cla_tile fused[TILES_MAX], kept[TILES_MAX];
+    const struct cla_caps *c = &planner_devices[DEV_GEFORCE];
+    assert_true(rank(&p, c, CLATTN_KERNEL_GROUP, fused) >= 1);
+    p.algo = CLATTN_ALGO_FUSED_KV_OUTER;
+    assert_true(rank(&p, c, CLATTN_KERNEL_GROUP, kept) >= 1);
+    assert_int_equal(kept[0].chunk_d, 64);
+    assert_true(kept[0].tile_q <= fused[0].tile_q);
+    seed_random();
+    int kept_whole = 0, chunked = 0;
+    for (int i = 0; i < 5000; i++) {
+        const struct cla_caps caps = random_caps();
+        struct cla_problem q = random_problem();
+        q.algo = CLATTN_ALGO_FUSED_KV_OUTER;
+        const int32_t dim = q.dim_qk > q.dim_v ? q.dim_qk : q.dim_v;
+        struct cla_tile t[TILES_MAX];
+        const int n = cla_tile_rank(&q, &caps, CLATTN_KERNEL_GROUP, t, TILES_MAX, NULL);
+        // Up to 4 channels K and V always stay: 64 bytes more than the least there is.
+        const size_t least = (size_t)CLA_GROUP_LOCAL_BYTES(1, 4, 4) + (dim <= 4 ? 64 : 0);
+        assert_int_equal(n > 0, caps.local_bytes >= least);
+        for (int k = 0; k < n; k++) {
+            const bool whole = t[k].chunk_d >= dim;
+            const size_t more =
+                whole ? (size_t)CLA_GROUP_KEPT_BYTES(t[k].tile_k, t[k].chunk_d) : 0;
+            assert_int_equal(t[k].local_bytes, more + (size_t)CLA_GROUP_LOCAL_BYTES(
+                                                   t[k].tile_q, t[k].tile_k, t[k].chunk_d));
+            assert_true(t[k].local_bytes <= caps.local_bytes);
+            kept_whole += whole;
+            chunked += !whole;
+        }
+    }
+    assert_true(kept_whole > 500 && chunked > 500);
+}
+
 static void test_more_local_memory_never_moves_more_bytes(void **state)
 {
     (void)state;
@@ -522,6 +560,7 @@ int main(void)
         cmocka_unit_test(test_bytes_are_those_of_the_loops),
         cmocka_unit_test(test_refusals_name_need_and_limit),
         cmocka_unit_test(test_never_over_a_limit),
+        cmocka_unit_test(test_kept_keys),
         cmocka_unit_test(test_more_local_memory_never_moves_more_bytes),
     };
     return cmocka_run_group_tests_name("tile", tests, NULL, NULL);

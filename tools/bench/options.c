@@ -11,7 +11,8 @@
 
 enum {
     OPT_SHAPE, OPT_CASE, OPT_SWEEP, OPT_LIST, OPT_CAUSAL, OPT_ALGO, OPT_KERNEL, OPT_DEVICE,
-    OPT_THREADS, OPT_RUNS, OPT_JSON, OPT_CSV, OPT_HELP, OPT_VERSION, OPT_COUNT
+    OPT_SOFTMAX_ROWS, OPT_PLOT, OPT_THREADS, OPT_RUNS, OPT_JSON, OPT_CSV, OPT_HELP, OPT_VERSION,
+    OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
@@ -23,6 +24,8 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_ALGO] = {"algo", 0, TOOL_ARG_REQUIRED, false},
     [OPT_KERNEL] = {"kernel", 0, TOOL_ARG_REQUIRED, false},
     [OPT_DEVICE] = {"device", 0, TOOL_ARG_REQUIRED, true},
+    [OPT_SOFTMAX_ROWS] = {"softmax-rows", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_PLOT] = {"plot", 0, TOOL_ARG_REQUIRED, false},
     [OPT_THREADS] = {"threads", 0, TOOL_ARG_REQUIRED, false},
     [OPT_RUNS] = {"runs", 0, TOOL_ARG_REQUIRED, false},
     [OPT_JSON] = {"json", 0, TOOL_ARG_NONE, false},
@@ -54,6 +57,15 @@ void bench_shape_text(const struct tool_problem *p, char *text, size_t size)
              (int)p->len_q, (int)p->len_kv, (int)p->dim_qk);
     if (p->dim_v != p->dim_qk)
         snprintf(text + strlen(text), size - strlen(text), ",%d", (int)p->dim_v);
+}
+
+void bench_item_text(const struct bench_item *item, char *text, size_t size)
+{
+    if (item->algo->softmax)
+        snprintf(text, size, "%lldx%lld", (long long)item->row->softmax_rows,
+                 (long long)item->row->softmax_len);
+    else
+        bench_shape_text(&item->p, text, size);
 }
 
 // Numbers from 1 up with commas between them. Returns how many, or -1.
@@ -251,6 +263,76 @@ static int apply_sweep(struct bench_options *opt, const struct sweep *s)
     return code;
 }
 
+// ---- algorithms --------------------------------------------------------------------------------
+
+// In the order of a table of all of them, along the line of ideas.
+static const struct bench_algo family[] = {
+    {"softmax_naive", 0, CLATTN_SOFTMAX_NAIVE},
+    {"softmax_safe", 0, CLATTN_SOFTMAX_SAFE},
+    {"softmax_online", 0, CLATTN_SOFTMAX_ONLINE},
+    {"unfused", CLATTN_ALGO_UNFUSED, 0},
+    {"two_loop", CLATTN_ALGO_TWO_LOOP, 0},
+    {"fused_kv_outer", CLATTN_ALGO_FUSED_KV_OUTER, 0},
+    {"fused", CLATTN_ALGO_FUSED, 0},
+    {"split_kv", CLATTN_ALGO_SPLIT_KV, 0},
+    {"host", CLATTN_ALGO_HOST, 0},
+    // Not among "all": it is for checking, and takes minutes where the others take a second.
+    {"reference", CLATTN_ALGO_REFERENCE, 0},
+    {"auto", CLATTN_ALGO_AUTO, 0},
+};
+enum { FAMILY = sizeof family / sizeof *family, FAMILY_OF_ALL = FAMILY - 2 };
+
+static int add_algo(struct bench_options *opt, const char *shown, const char *word)
+{
+    int n = 0;
+
+    while (n < FAMILY && strcmp(word, family[n].name) != 0)
+        n++;
+    if (n == FAMILY)
+        return tool_fail(TOOL_USE, "option %s: '%s' is none of all, auto, host, reference, fused, "
+                                   "split_kv, two_loop, fused_kv_outer, unfused, softmax_naive, "
+                                   "softmax_safe, softmax_online", shown, word);
+    for (int i = 0; i < opt->algos; i++) {
+        if (opt->algo[i].name == family[n].name)
+            return tool_fail(TOOL_USE, "option %s: %s is there twice", shown, word);
+    }
+    opt->algo[opt->algos++] = family[n];
+    return 0;
+}
+
+static int take_algos(struct bench_options *opt, const char *shown, const char *value)
+{
+    int code = 0;
+
+    if (strcmp(value, "all") == 0) {
+        memcpy(opt->algo, family, FAMILY_OF_ALL * sizeof *family);
+        opt->algos = FAMILY_OF_ALL;
+        return 0;
+    }
+    for (const char *at = value; !code; at++) {
+        char word[32] = "";
+        const size_t size = strcspn(at, ",");
+        memcpy(word, at, size < sizeof word ? size : sizeof word - 1);
+        code = add_algo(opt, shown, word);
+        at += size;
+        if (!*at)
+            break;
+    }
+    return code;
+}
+
+static int take_softmax_rows(struct bench_options *opt, const char *shown, const char *value)
+{
+    int32_t n[2];
+
+    if (take_list(value, n, 2) != 2)
+        return tool_fail(TOOL_USE, "option %s: '%s' is not ROWS,LEN in whole numbers from 1 up",
+                         shown, value);
+    opt->softmax_rows = n[0];
+    opt->softmax_len = n[1];
+    return 0;
+}
+
 // ---- the command line --------------------------------------------------------------------------
 
 static int take_option(void *user, int index, const char *shown, const char *value)
@@ -264,11 +346,14 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_SWEEP: return take_sweep(parser, shown, value);
     case OPT_LIST: opt->list = true; return 0;
     case OPT_CAUSAL: opt->causal = true; return 0;
-    case OPT_ALGO: return tool_take_word(shown, value, tool_algo_words, &opt->algo);
+    case OPT_ALGO: return take_algos(opt, shown, value);
+    case OPT_SOFTMAX_ROWS: return take_softmax_rows(opt, shown, value);
+    case OPT_PLOT: opt->plot = value; return 0;
     case OPT_KERNEL:
         opt->kernel = tool_parse_word(value, tool_kernel_words);
         return opt->kernel > 0 ? 0
-                               : tool_fail(TOOL_USE, "option %s: '%s' is none of group, vector",
+                               : tool_fail(TOOL_USE,
+                                           "option %s: '%s' is none of group, vector, subgroup",
                                            shown, value);
     case OPT_DEVICE:
         if (opt->devices == BENCH_DEVICES_MAX)
@@ -292,10 +377,45 @@ static void finish_row(const struct bench_options *opt, struct bench_row *row)
     const int32_t extent[4] = {p->batch, p->heads_q, p->len_q, p->len_kv};
 
     p->causal = p->causal || opt->causal;
-    p->algo = opt->algo;
-    p->kernel = opt->kernel;
     for (int i = 0; i < 4; i++)
         p->mask_extent[i] = row->mask_bcast & 1u << i ? 1 : extent[i];
+    row->softmax_rows = opt->softmax_rows ? opt->softmax_rows
+                                          : (int64_t)p->batch * p->heads_q * p->len_q;
+    row->softmax_len = opt->softmax_len ? opt->softmax_len : p->len_kv;
+}
+
+// --kernel is for all that are named, but with "all" for those that have shapes.
+static int check_algos(const struct bench_options *opt)
+{
+    bool softmax = false;
+
+    for (int i = 0; i < opt->algos; i++) {
+        const struct bench_algo *a = &opt->algo[i];
+        const bool has_shapes = a->softmax || tool_algo_has_shapes(a->attention);
+        softmax = softmax || a->softmax;
+        if (opt->kernel > 0 && !has_shapes && opt->algos < FAMILY_OF_ALL)
+            return tool_fail(TOOL_USE, "option --kernel does not go with --algo %s", a->name);
+    }
+    if (opt->softmax_rows && !softmax)
+        return tool_fail(TOOL_USE, "option --softmax-rows: --algo names no softmax");
+    return 0;
+}
+
+// A line of a plot is one problem at several lengths.
+static int check_plot(struct bench_options *opt, const struct parser *parser)
+{
+    const struct sweep *s = &parser->sweep[0];
+
+    if (!opt->plot)
+        return 0;
+    if (parser->sweeps != 1 || s->key > KEY_LEN_KV || s->count < 2)
+        return tool_fail(TOOL_USE, "option --plot: needs --sweep of len, len_q or len_kv with two "
+                                   "lengths at least, and no other sweep");
+    if (opt->rows > 1)
+        return tool_fail(TOOL_USE, "option --plot: %d shapes and cases; one can be drawn",
+                         opt->rows);
+    opt->plot_key = key_words[s->key];
+    return 0;
 }
 
 int bench_options(int argc, char **argv, struct bench_options *opt)
@@ -309,15 +429,19 @@ int bench_options(int argc, char **argv, struct bench_options *opt)
     }
     parser->opt = opt;
     int code = tool_options_parse(argc, argv, option_table, OPT_COUNT, take_option, parser);
-    if (!code && opt->kernel > 0 && !tool_algo_has_shapes(opt->algo))
-        code = tool_fail(TOOL_USE, "option --kernel does not go with --algo %s",
-                         tool_algo_words[opt->algo]);
+    if (!code && opt->algos == 0)
+        code = add_algo(opt, "--algo", "auto");
+    if (!code)
+        code = check_algos(opt);
     if (!code && opt->json && opt->csv)
         code = tool_fail(TOOL_USE, "option --csv does not go with --json");
     if (!code && opt->rows == 0) {
         take_shape(opt, "--shape", "1,8,8,2048,2048,64");
-        take_shape(opt, "--shape", "1,8,8,1024,1024,128");
+        if (!opt->plot)
+            take_shape(opt, "--shape", "1,8,8,1024,1024,128");
     }
+    if (!code)
+        code = check_plot(opt, parser);
     for (int i = 0; !code && i < parser->sweeps; i++)
         code = apply_sweep(opt, &parser->sweep[i]);
     for (int i = 0; !code && i < opt->rows; i++)

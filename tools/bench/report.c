@@ -11,7 +11,7 @@
 enum {
     COL_DEVICE, COL_CASE, COL_SHAPE, COL_CAUSAL, COL_MASK, COL_ALGO, COL_KERNEL, COL_TILE, COL_MS,
     COL_QUARTILES, COL_MIN, COL_RUNS, COL_RATE, COL_PEAK, COL_PERCENT, COL_PAIRED, COL_GBS, COL_MB,
-    COL_ERROR, COLUMNS
+    COL_WORKSPACE, COL_ERROR, COLUMNS
 };
 
 static const struct tool_column columns[COLUMNS] = {
@@ -24,6 +24,7 @@ static const struct tool_column columns[COLUMNS] = {
     [COL_RATE] = {"GFLOP/S", true, false}, [COL_PEAK] = {"PEAK", true, false},
     [COL_PERCENT] = {"% OF PEAK", true, false}, [COL_PAIRED] = {"% PAIRED", true, false},
     [COL_GBS] = {"GB/S", true, false}, [COL_MB] = {"MB", true, false},
+    [COL_WORKSPACE] = {"WORKSPACE MB", true, false},
     [COL_ERROR] = {"MAX ERROR", true, false}};
 
 struct bench_report {
@@ -34,7 +35,9 @@ struct bench_report {
     const struct bench_row *row; // whose lines are being added
     size_t best_line;
     double best_ms;
-    int lines, lines_of_row;
+    int results, lines, lines_of_row;
+    char **refused; // lines below the table
+    int refusals;
 };
 
 struct bench_report *bench_report_create(const struct bench_options *opt)
@@ -74,7 +77,7 @@ static double gbytes_per_s(const struct bench_result *r)
 
 // ---- table -------------------------------------------------------------------------------------
 
-// Of several devices the fastest one's line stands out.
+// Of several devices and algorithms of attention the fastest one's line stands out.
 static void mark_best(struct bench_report *report)
 {
     if (report->table && report->lines_of_row > 1) {
@@ -85,20 +88,51 @@ static void mark_best(struct bench_report *report)
     report->lines_of_row = 0;
 }
 
+static void device_text(const struct tool_session *s, char *text, size_t size)
+{
+    if (s->device.index < 0)
+        snprintf(text, size, "[cpu]");
+    else
+        snprintf(text, size, "[%d]", (int)s->device.index);
+}
+
+// Softmax has no tiles, and its operations are not counted.
+static void blank_of_softmax(char text[COLUMNS][96])
+{
+    static const int blank[] = {COL_CAUSAL, COL_MASK, COL_TILE, COL_RATE, COL_PEAK, COL_PERCENT,
+                                COL_PAIRED};
+
+    for (size_t i = 0; i < sizeof blank / sizeof *blank; i++)
+        snprintf(text[blank[i]], sizeof *text, "-");
+}
+
+static void note_best(struct bench_report *report, const struct bench_item *item, double ms)
+{
+    if (item->row != report->row)
+        mark_best(report);
+    report->row = item->row;
+    if (!item->algo->softmax) {
+        if (report->lines_of_row == 0 || ms < report->best_ms) {
+            report->best_ms = ms;
+            report->best_line = (size_t)report->lines;
+        }
+        report->lines_of_row++;
+    }
+    report->lines++;
+}
+
 static void add_line(struct bench_report *report, const struct tool_session *s,
-                     const struct bench_row *row, const clattn_plan_info *info,
+                     const struct bench_item *item, const clattn_plan_info *info,
                      const struct bench_result *r)
 {
+    const struct bench_row *row = item->row;
     char text[COLUMNS][96];
     const char *cells[COLUMNS];
     int count = 0;
 
-    if (s->device.index < 0)
-        snprintf(text[COL_DEVICE], sizeof *text, "[cpu]");
-    else
-        snprintf(text[COL_DEVICE], sizeof *text, "[%d]", (int)s->device.index);
+    device_text(s, text[COL_DEVICE], sizeof *text);
     snprintf(text[COL_CASE], sizeof *text, "%s", row->name[0] ? row->name : "-");
-    bench_shape_text(&row->p, text[COL_SHAPE], sizeof *text);
+    bench_item_text(item, text[COL_SHAPE], sizeof *text);
     snprintf(text[COL_CAUSAL], sizeof *text, "%s", row->p.causal ? "yes" : "no");
     snprintf(text[COL_MASK], sizeof *text, "%s", row->p.mask ? "yes" : "no");
     snprintf(text[COL_ALGO], sizeof *text, "%s", info->algo_name);
@@ -114,60 +148,94 @@ static void add_line(struct bench_report *report, const struct tool_session *s,
     snprintf(text[COL_PAIRED], sizeof *text, "%.1f", r->percent_paired);
     snprintf(text[COL_GBS], sizeof *text, "%.2f", gbytes_per_s(r));
     snprintf(text[COL_MB], sizeof *text, "%.2f", 1e-6 * r->bytes);
+    snprintf(text[COL_WORKSPACE], sizeof *text, "%.2f", 1e-6 * (double)r->workspace);
     snprintf(text[COL_ERROR], sizeof *text, "%.2g", r->max_error);
+    if (item->algo->softmax)
+        blank_of_softmax(text);
     for (int i = 0; i < COLUMNS; i++) {
         if (report->shown[i])
             cells[count++] = text[i];
     }
     tool_table_row(report->table, cells, count);
-    if (row != report->row)
-        mark_best(report);
-    report->row = row;
-    if (report->lines_of_row == 0 || r->ms < report->best_ms) {
-        report->best_ms = r->ms;
-        report->best_line = (size_t)report->lines;
+    note_best(report, item, r->ms);
+}
+
+// Kept until the table is printed; one that finds no memory is printed at once.
+static void keep_refusal(struct bench_report *report, const char *line)
+{
+    char **more = realloc(report->refused, (size_t)(report->refusals + 1) * sizeof *more);
+    char *copy = strdup(line);
+
+    if (more)
+        report->refused = more;
+    if (more && copy) {
+        report->refused[report->refusals++] = copy;
+    } else {
+        puts(line);
+        free(copy);
     }
-    report->lines++;
-    report->lines_of_row++;
 }
 
 // ---- JSON and CSV ------------------------------------------------------------------------------
 
-static void print_json(const struct tool_session *s, const struct bench_row *row,
-                       const clattn_plan *plan, const clattn_plan_info *info,
-                       const struct bench_result *r)
+// What every object of an item has.
+static json_t *json_item(const struct tool_session *s, const struct bench_item *item,
+                         const char *status)
 {
-    const struct tool_problem *p = &row->p;
+    const struct tool_problem *p = &item->p;
     const int32_t extents[] = {p->batch, p->heads_q, p->heads_kv, p->len_q, p->len_kv, p->dim_qk,
                                p->dim_v};
-    const struct {
-        const char *key;
-        double value;
-    } numbers[] = {
-        {"ms", r->ms}, {"q1_ms", r->q1_ms}, {"q3_ms", r->q3_ms}, {"min_ms", r->min_ms},
-        {"max_ms", r->max_ms}, {"cpu_ms", r->cpu_ms}, {"gflops", r->gflops},
-        {"peak_gflops", r->peak_gflops}, {"percent_of_peak", percent(r)},
-        {"percent_of_peak_paired", r->percent_paired}, {"gbytes_per_s", gbytes_per_s(r)},
-        {"max_error", r->max_error},
-    };
     char text[512];
     json_t *o = json_object(), *shape = json_array();
 
-    for (size_t i = 0; i < sizeof extents / sizeof *extents; i++)
+    if (item->algo->softmax) {
+        json_array_append_new(shape, json_integer(item->row->softmax_rows));
+        json_array_append_new(shape, json_integer(item->row->softmax_len));
+    }
+    for (size_t i = 0; !item->algo->softmax && i < sizeof extents / sizeof *extents; i++)
         json_array_append_new(shape, json_integer(extents[i]));
     tool_device_text(&s->device, text, sizeof text);
     json_object_set_new(o, "device", tool_json_text(text));
-    json_object_set_new(o, "case", row->name[0] ? json_string(row->name) : json_null());
+    json_object_set_new(o, "status", json_string(status));
+    json_object_set_new(o, "operation", json_string(item->algo->softmax ? "softmax" : "attention"));
+    json_object_set_new(o, "case", item->row->name[0] ? json_string(item->row->name) : json_null());
     json_object_set_new(o, "shape", shape);
+    json_object_set_new(o, "dtype", json_string("f32"));
+    if (item->algo->softmax)
+        return o;
     json_object_set_new(o, "causal", json_boolean(p->causal));
     json_object_set_new(o, "mask", json_boolean(p->mask));
     json_object_set_new(o, "align", json_string(tool_align_words[p->align]));
     json_object_set_new(o, "layout", json_string(tool_layout_words[p->layout]));
-    json_object_set_new(o, "dtype", json_string("f32"));
+    return o;
+}
+
+static void print_json(const struct tool_session *s, const struct bench_item *item,
+                       const clattn_plan *plan, const clattn_plan_info *info,
+                       const struct bench_result *r)
+{
+    const struct {
+        const char *key;
+        double value;
+        bool of_softmax;
+    } numbers[] = {
+        {"ms", r->ms, true}, {"q1_ms", r->q1_ms, true}, {"q3_ms", r->q3_ms, true},
+        {"min_ms", r->min_ms, true}, {"max_ms", r->max_ms, true}, {"cpu_ms", r->cpu_ms, true},
+        {"gflops", r->gflops, false}, {"peak_gflops", r->peak_gflops, true},
+        {"percent_of_peak", percent(r), false},
+        {"percent_of_peak_paired", r->percent_paired, false},
+        {"gbytes_per_s", gbytes_per_s(r), true}, {"max_error", r->max_error, true},
+    };
+    json_t *o = json_item(s, item, "ok");
+
     json_object_set_new(o, "runs", json_integer((json_int_t)r->runs));
     json_object_set_new(o, "bytes", json_integer((json_int_t)r->bytes));
+    json_object_set_new(o, "workspace_bytes", json_integer((json_int_t)r->workspace));
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        json_object_set_new(o, numbers[i].key, tool_json_real(numbers[i].value));
+        json_object_set_new(o, numbers[i].key,
+                            item->algo->softmax && !numbers[i].of_softmax
+                                ? json_null()
+                                : tool_json_real(numbers[i].value));
     json_object_update_new(o, tool_json_plan(plan, info));
     tool_json_print(o, true);
 }
@@ -184,50 +252,95 @@ static void print_quoted(const char *text)
     putchar('"');
 }
 
-static void print_csv(struct bench_report *report, const struct tool_session *s,
-                      const struct bench_row *row, const clattn_plan_info *info,
-                      const struct bench_result *r)
+// Up to and with the column `algo`. A softmax has its rows under len_q and their length under
+// len_kv.
+static void print_csv_item(struct bench_report *report, const struct tool_session *s,
+                           const struct bench_item *item, const char *algo)
 {
-    const struct tool_problem *p = &row->p;
+    const struct tool_problem *p = &item->p;
     char text[512];
 
     if (!report->heading_done)
         puts("device,case,batch,heads_q,heads_kv,len_q,len_kv,dim_qk,dim_v,causal,mask,align,"
              "layout,dtype,algo,kernel,tile_q,tile_k,ms,q1_ms,q3_ms,min_ms,max_ms,cpu_ms,runs,"
              "gflops,peak_gflops,percent_of_peak,percent_of_peak_paired,bytes,gbytes_per_s,"
-             "max_error");
+             "max_error,workspace_bytes,status,reason");
     report->heading_done = true;
     tool_device_text(&s->device, text, sizeof text);
     print_quoted(text);
-    printf(",%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%s,f32,", row->name, (int)p->batch, (int)p->heads_q,
-           (int)p->heads_kv, (int)p->len_q, (int)p->len_kv, (int)p->dim_qk, (int)p->dim_v,
-           (int)p->causal, (int)p->mask, tool_align_words[p->align], tool_layout_words[p->layout]);
-    printf("%s,%s,%d,%d,", info->algo_name, info->kernel_name, (int)info->tile_q,
-           (int)info->tile_k);
-    printf("%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%zu,%.6g,", r->ms, r->q1_ms, r->q3_ms, r->min_ms,
-           r->max_ms, r->cpu_ms, r->runs, r->gflops);
-    printf("%.6g,%.6g,%.6g,%.0f,%.6g,%.3g\n", r->peak_gflops, percent(r), r->percent_paired,
-           r->bytes, gbytes_per_s(r), r->max_error);
+    printf(",%s,", item->row->name);
+    if (item->algo->softmax)
+        printf(",,,%lld,%lld,,,,,,,f32,", (long long)item->row->softmax_rows,
+               (long long)item->row->softmax_len);
+    else
+        printf("%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%s,f32,", (int)p->batch, (int)p->heads_q,
+               (int)p->heads_kv, (int)p->len_q, (int)p->len_kv, (int)p->dim_qk, (int)p->dim_v,
+               (int)p->causal, (int)p->mask, tool_align_words[p->align],
+               tool_layout_words[p->layout]);
+    printf("%s,", algo);
+}
+
+static void print_csv(struct bench_report *report, const struct tool_session *s,
+                      const struct bench_item *item, const clattn_plan_info *info,
+                      const struct bench_result *r)
+{
+    print_csv_item(report, s, item, info->algo_name);
+    printf("%s,%d,%d,", info->kernel_name, (int)info->tile_q, (int)info->tile_k);
+    printf("%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%zu,", r->ms, r->q1_ms, r->q3_ms, r->min_ms, r->max_ms,
+           r->cpu_ms, r->runs);
+    if (item->algo->softmax)
+        printf(",%.6g,,,", r->peak_gflops);
+    else
+        printf("%.6g,%.6g,%.6g,%.6g,", r->gflops, r->peak_gflops, percent(r), r->percent_paired);
+    printf("%.0f,%.6g,%.3g,%zu,ok,\n", r->bytes, gbytes_per_s(r), r->max_error, r->workspace);
     fflush(stdout);
 }
 
 // ---- all ---------------------------------------------------------------------------------------
 
 void bench_report_add(struct bench_report *report, const struct tool_session *s,
-                      const struct bench_row *row, const clattn_plan *plan,
+                      const struct bench_item *item, const clattn_plan *plan,
                       const clattn_plan_info *info, const struct bench_result *r)
 {
+    report->results++;
     if (report->opt->json)
-        print_json(s, row, plan, info, r);
+        print_json(s, item, plan, info, r);
     else if (report->opt->csv)
-        print_csv(report, s, row, info, r);
+        print_csv(report, s, item, info, r);
     else
-        add_line(report, s, row, info, r);
+        add_line(report, s, item, info, r);
 }
 
-void bench_report_finish(struct bench_report *report, const struct tool_session *sessions,
-                         int count)
+void bench_report_refuse(struct bench_report *report, const struct tool_session *s,
+                         const struct bench_item *item, const char *reason)
 {
+    char device[16] = "", shape[96], line[1024];
+
+    if (report->opt->json) {
+        json_t *o = json_item(s, item, "refused");
+        json_object_set_new(o, "algo", json_string(item->algo->name));
+        json_object_set_new(o, "reason", tool_json_text(reason));
+        tool_json_print(o, true);
+    } else if (report->opt->csv) {
+        print_csv_item(report, s, item, item->algo->name);
+        printf(",,,,,,,,,,,,,,,,,,refused,");
+        print_quoted(reason);
+        putchar('\n');
+        fflush(stdout);
+    } else {
+        bench_item_text(item, shape, sizeof shape);
+        if (report->opt->devices > 1)
+            device_text(s, device, sizeof device);
+        snprintf(line, sizeof line, "refused %s%s%s %s: %s", device, device[0] ? " " : "", shape,
+                 item->algo->name, reason);
+        keep_refusal(report, line);
+    }
+}
+
+int bench_report_finish(struct bench_report *report, const struct tool_session *sessions,
+                        int count)
+{
+    const int results = report->results;
     char text[512];
 
     mark_best(report);
@@ -240,7 +353,13 @@ void bench_report_finish(struct bench_report *report, const struct tool_session 
     } else {
         tool_table_free(report->table);
     }
+    for (int i = 0; i < report->refusals; i++) {
+        puts(report->refused[i]);
+        free(report->refused[i]);
+    }
+    free(report->refused);
     free(report);
+    return results;
 }
 
 void bench_progress(int done, int all, const char *what)

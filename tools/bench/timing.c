@@ -21,8 +21,20 @@ static double keys_of_tile(const struct tool_problem *p, int64_t i, int64_t tile
     return (double)(keys < p->len_kv ? keys : p->len_kv);
 }
 
+static double mask_bytes(const struct tool_problem *p)
+{
+    double bytes = p->mask ? 1 : 0;
+
+    for (int i = 0; i < 4; i++)
+        bytes *= p->mask_extent[i];
+    return bytes;
+}
+
 double bench_bytes(const struct tool_problem *p, const clattn_plan_info *info)
 {
+    if (info->algo != CLATTN_ALGO_FUSED && info->algo != CLATTN_ALGO_HOST &&
+        info->algo != CLATTN_ALGO_REFERENCE)
+        return (double)p->batch * (double)info->bytes_moved + mask_bytes(p);
     // A row is a query of one of the heads that share a key/value head.
     const int64_t group = p->heads_q / p->heads_kv, rows = group * p->len_q;
     const int64_t tile_q = info->tile_q > 0 ? info->tile_q : 1;
@@ -35,11 +47,7 @@ double bench_bytes(const struct tool_problem *p, const clattn_plan_info *info)
         const int64_t last = row + tile_q < rows ? row + tile_q - 1 : rows - 1;
         keys += keys_of_tile(p, last / group, tile_k);
     }
-    bytes += heads_kv * keys * channels * sizeof(float);
-    double mask = p->mask ? 1 : 0;
-    for (int i = 0; i < 4; i++)
-        mask *= p->mask_extent[i];
-    return bytes + mask;
+    return bytes + heads_kv * keys * channels * sizeof(float) + mask_bytes(p);
 }
 
 // ---- time --------------------------------------------------------------------------------------
@@ -67,15 +75,14 @@ static bool wants_more(const struct samples *s, int32_t min_runs)
 }
 
 // Runs of at least min_block_ms between two peaks.
-static clattn_status time_block(const clattn_plan *plan, const clattn_attention_call *call,
-                                int32_t min_runs, struct samples *s)
+static clattn_status time_block(const struct bench_work *work, int32_t min_runs, struct samples *s)
 {
     clattn_status st = CLATTN_OK;
     double block_ms = 0;
 
     while (st == CLATTN_OK && block_ms < min_block_ms && wants_more(s, min_runs)) {
         const double cpu = tool_cpu_ms(), start = tool_now_ms();
-        st = clattn_attention_run(plan, call);
+        st = work->run(work->user);
         s->ms[s->count] = tool_now_ms() - start;
         s->cpu_ms += tool_cpu_ms() - cpu;
         block_ms += s->ms[s->count];
@@ -84,24 +91,21 @@ static clattn_status time_block(const clattn_plan *plan, const clattn_attention_
     return st;
 }
 
-static clattn_status sample(struct tool_session *peak, const struct tool_problem *p,
-                            const clattn_plan *plan, const struct tool_memory *m,
-                            int32_t min_runs, double gflop, struct samples *s)
+static clattn_status sample(struct tool_session *peak, const struct bench_work *work,
+                            int32_t min_runs, struct samples *s)
 {
-    clattn_attention_call call;
     double before = 0, after = 0, whole = 0;
 
-    tool_call_init(p, m, &call);
     clattn_status st = measure(peak->ctx, CLATTN_MEASURE_FMA_F32, s, &whole);
     if (st == CLATTN_OK)
         st = measure(peak->ctx, CLATTN_MEASURE_FMA_F32_SHORT, s, &before);
     while (st == CLATTN_OK && wants_more(s, min_runs)) {
         const size_t first = s->count;
-        st = time_block(plan, &call, min_runs, s);
+        st = time_block(work, min_runs, s);
         if (st == CLATTN_OK)
             st = measure(peak->ctx, CLATTN_MEASURE_FMA_F32_SHORT, s, &after);
         for (size_t i = first; st == CLATTN_OK && i < s->count; i++)
-            s->percent[i] = 100.0 * gflop / (1e-3 * s->ms[i]) / (0.5 * (before + after));
+            s->percent[i] = 100.0 * work->gflop / (1e-3 * s->ms[i]) / (0.5 * (before + after));
         before = after;
     }
     if (st == CLATTN_OK)
@@ -119,13 +123,11 @@ static double quantile(const double *sorted, size_t n, double part)
     return sorted[low] + (at - (double)low) * (sorted[high] - sorted[low]);
 }
 
-clattn_status bench_time(struct tool_session *peak, const struct tool_problem *p,
-                         const clattn_plan *plan, const struct tool_memory *m, int32_t runs,
+clattn_status bench_time(struct tool_session *peak, const struct bench_work *work, int32_t runs,
                          struct bench_result *r)
 {
-    const double gflop = 2e-9 * r->pairs * ((double)p->dim_qk + (double)p->dim_v);
     struct samples *s = calloc(1, sizeof *s);
-    clattn_status st = s ? sample(peak, p, plan, m, runs, gflop, s) : CLATTN_ERR_OUT_OF_MEMORY;
+    clattn_status st = s ? sample(peak, work, runs, s) : CLATTN_ERR_OUT_OF_MEMORY;
 
     if (st == CLATTN_OK) {
         r->runs = s->count;
@@ -135,7 +137,7 @@ clattn_status bench_time(struct tool_session *peak, const struct tool_problem *p
         r->min_ms = s->ms[0];
         r->max_ms = s->ms[s->count - 1];
         r->cpu_ms = s->cpu_ms / (double)s->count;
-        r->gflops = r->ms > 0 ? gflop / (1e-3 * r->ms) : 0;
+        r->gflops = r->ms > 0 ? work->gflop / (1e-3 * r->ms) : 0;
         r->peak_gflops = s->largest_peak;
         r->percent_paired = tool_median(s->percent, s->count);
     }

@@ -85,13 +85,18 @@ static void add_dims(void)
         {320, KIND_CAUSAL, LEVEL_FULL}, {512, KIND_NONE, LEVEL_FULL},
         {576, KIND_MASK, LEVEL_FULL},
     };
+    int full = 0;
     for (int n = 0; n < COUNT(rows); n++) {
         const int32_t d = rows[n].dim;
         const bool small = rows[n].level == LEVEL_SMALL;
-        add(shape(d, 2, 2, 2, 5, small ? 40 : 130, rows[n].kind), "dim-%d-short-%d", d, n)->level =
-            rows[n].level;
-        add(shape(d, 1, 4, 2, 37, 75, rows[n].kind), "dim-%d-%d", d, n)->level =
-            small ? LEVEL_MEDIUM : rows[n].level;
+        struct attn_case *c = add(shape(d, 2, 2, 2, 5, small ? 40 : 130, rows[n].kind),
+                                  "dim-%d-short-%d", d, n);
+        c->level = rows[n].level;
+        c->share = rows[n].level == LEVEL_FULL ? 1 + full++ % 2 : 0;
+        const int32_t share = c->share;
+        c = add(shape(d, 1, 4, 2, 37, 75, rows[n].kind), "dim-%d-%d", d, n);
+        c->level = small ? LEVEL_MEDIUM : rows[n].level;
+        c->share = share;
     }
     for (int n = 0; n < COUNT(core_dims); n++)
         for (int kind = 0; kind < KIND_COUNT; kind++)

@@ -63,6 +63,9 @@ struct attn_case {
     int32_t input;        // enum case_input
     uint64_t seed;
     int32_t level; // enum test_level
+    // 0, or 1 and 2: one of two devices that share out such cases will do, since other cases take
+    // the same way through the kernels with another head dimension.
+    int32_t share;
 };
 
 static inline int32_t case_dim_v(const struct attn_case *c)

@@ -158,6 +158,15 @@ static int open_target(struct tool_outfile *out)
     return fd;
 }
 
+int tool_outfile_open(struct tool_outfile *out, char *why, size_t why_size)
+{
+    int fd = open_target(out);
+
+    if (fd < 0)
+        snprintf(why, why_size, "it cannot be written: %s", strerror(errno));
+    return fd;
+}
+
 bool tool_outfile_write_npy(struct tool_outfile *out, const float *data, int ndim,
                             const int64_t *shape, char *why, size_t why_size)
 {

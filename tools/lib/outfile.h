@@ -18,6 +18,10 @@ struct tool_outfile {
 // receives the reason without the path.
 bool tool_outfile_check(struct tool_outfile *out, const char *path, char *why, size_t why_size);
 
+// Opens a temporary file in the same folder, or the device or pipe itself, for writing. Returns its
+// descriptor, or -1 and the reason.
+int tool_outfile_open(struct tool_outfile *out, char *why, size_t why_size);
+
 // Writes a float32 array to a temporary file in the same folder.
 bool tool_outfile_write_npy(struct tool_outfile *out, const float *data, int ndim,
                             const int64_t *shape, char *why, size_t why_size);

@@ -17,7 +17,7 @@ bool tool_algo_has_shapes(int algo)
 {
     return algo != CLATTN_ALGO_HOST && algo != CLATTN_ALGO_REFERENCE && algo != CLATTN_ALGO_UNFUSED;
 }
-const char *const tool_kernel_words[] = {"auto", "group", "vector", NULL};
+const char *const tool_kernel_words[] = {"auto", "group", "vector", "subgroup", NULL};
 const char *const tool_align_words[] = {"bottom-right", "top-left", NULL};
 const char *const tool_layout_words[] = {"bhsd", "bshd", NULL};
 

@@ -83,7 +83,7 @@ static void task_select(const struct probe_options *opt)
 
 int probe_kernels(bool builtin)
 {
-    return builtin ? 1 : CLATTN_KERNEL_VECTOR;
+    return builtin ? 1 : CLATTN_KERNEL_SUBGROUP;
 }
 
 const char *probe_kernel_name(bool builtin, int n)
