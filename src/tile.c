@@ -425,9 +425,11 @@ int cla_tile_rank_few(const struct cla_problem *p, const struct cla_caps *caps,
     const int32_t native = caps->native_width_f32;
     const int32_t width = native >= 16 ? 16 : native >= 8 ? 8 : 4;
     const int32_t most = min32(width, FEW_ROWS_MOST);
-    if (rows_of(p) > most || caps->quirks & CLA_QUIRK_SCALARIZES) {
-        cla_note(refusals, "%s, vector shape of few rows: it takes up to %d, not by a compiler "
-                           "that takes vectors apart", who(p), (int)most);
+    if (caps->quirks & CLA_QUIRK_SCALARIZES)
+        return 0; // the other tiles of the shape say so
+    if (rows_of(p) > most) {
+        cla_note(refusals, "%s, vector shape with channels as lanes: for up to %d rows", who(p),
+                 (int)most);
         return 0;
     }
     int32_t rows = 1;

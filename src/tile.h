@@ -43,8 +43,8 @@ static inline bool cla_tile_is_few(const struct cla_tile *t)
 int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int32_t kernel,
                   struct cla_tile *out, int max, struct cla_notes *refusals);
 
-// The same for few rows, of the vector shape with channels as lanes: one tile at most, none with a
-// note where the rows of the problem are unbounded or too many.
+// The same for few rows, of the vector shape with channels as lanes: one tile at most, none where
+// the rows of the problem are unbounded or too many, or the compiler takes vectors apart.
 int cla_tile_rank_few(const struct cla_problem *p, const struct cla_caps *caps,
                       struct cla_tile *out, struct cla_notes *refusals);
 

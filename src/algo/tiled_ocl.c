@@ -112,9 +112,9 @@ void cla_tiled_release(struct cla_prepared *prepared)
 static const struct cla_tiled_kernel *kernels_of(const struct cla_prepared *prepared)
 {
     const struct cla_tiled *t = prepared->algo->tiled;
-    return cla_tile_is_few(&prepared->tile)                    ? t->few
-           : prepared->tile.kernel == CLATTN_KERNEL_VECTOR ? t->vector
-                                                            : t->group;
+    if (cla_tile_is_few(&prepared->tile))
+        return t->few;
+    return prepared->tile.kernel == CLATTN_KERNEL_VECTOR ? t->vector : t->group;
 }
 
 // A fresh program of each file: from the cache, or compiled anew under `anew`, where *renewed says
