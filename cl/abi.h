@@ -60,8 +60,15 @@ struct cla_fwd_args {
     cla_u32 flags; // CLA_FWD_* bits
     cla_i32 num_tiles; // query tiles per (batch, key head)
     cla_i32 num_splits; // parts that the keys are cut into, 1 where an algorithm doesn't cut them
-    cla_i32 split_keys; // keys in a part, but for the last one
+    cla_i32 reserved;
 };
+
+// Workspace of split keys, in floats from workspace_offset on. Row r of (batch b, key head g) is
+// n = (b * heads_kv + g) * len_q * group + r of `rows` = batch * heads_q * len_q.
+//   O of part k of row n at CLA_PART_O, normalised; its maximum m and then its sum l at CLA_PART_ML
+#define CLA_PART_O(n, k, num_splits, dim_v) (((n) * (num_splits) + (k)) * (dim_v))
+#define CLA_PART_ML(rows, n, k, num_splits, dim_v)                                                 \
+    ((rows) * (num_splits) * (dim_v) + 2 * ((n) * (num_splits) + (k)))
 
 #define CLA_WIN_MIN (-2147483647)
 #define CLA_WIN_MAX (2147483647)

@@ -257,6 +257,14 @@ static uint64_t bytes_moved(const clattn_plan *plan)
     return bytes < 0x1p64 ? (uint64_t)bytes : UINT64_MAX;
 }
 
+static int32_t num_splits(const clattn_plan *plan)
+{
+    const struct cla_problem *p = &plan->problem;
+    const struct cla_algo *algo = plan->choice.algo;
+    const struct cla_extent e = cla_bounds_of(p);
+    return algo->num_splits ? algo->num_splits(p, &plan->ctx->caps, &plan->choice.tile, &e) : 1;
+}
+
 clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *out)
 {
     if (!plan)
@@ -285,6 +293,7 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
     snprintf(i.reason, sizeof i.reason, "%s", t->reason);
     snprintf(i.build_options, sizeof i.build_options, "%s", plan->options);
     i.bytes_moved = bytes_moved(plan);
+    i.num_splits = num_splits(plan);
     memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
     return CLATTN_OK;
 }

@@ -113,6 +113,8 @@ static int propose(const struct cla_algo *self, const struct cla_problem *p,
 // They propose nothing, so nothing else of them is ever called.
 const struct cla_algo cla_algo_fused = {
     .id = CLATTN_ALGO_FUSED, .name = "fused", .propose = propose};
+const struct cla_algo cla_algo_split_kv = {
+    .id = CLATTN_ALGO_SPLIT_KV, .name = "split_kv", .propose = propose};
 const struct cla_algo cla_algo_two_loop = {
     .id = CLATTN_ALGO_TWO_LOOP, .name = "two_loop", .by_name_only = true, .propose = propose};
 const struct cla_algo cla_algo_fused_kv_outer = {.id = CLATTN_ALGO_FUSED_KV_OUTER,

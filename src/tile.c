@@ -362,7 +362,10 @@ enum {
     // cache: 32 KiB.
     VECTOR_TILE_FLOATS = 8192,
     // Below so many keys the work between tiles counts; masks are read 16 keys at a time.
-    VECTOR_TILE_K_LEAST = 16
+    VECTOR_TILE_K_LEAST = 16,
+    // With channels as lanes: accumulators for so many rows fit the registers.
+    FEW_ROWS_MOST = 8,
+    FEW_TILE_K = 32
 };
 
 // Keys in a tile: whole blocks, as many as V leaves room for, and no more than there can be.
@@ -414,6 +417,30 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
         n++;
     }
     return n;
+}
+
+int cla_tile_rank_few(const struct cla_problem *p, const struct cla_caps *caps,
+                      struct cla_tile *out, struct cla_notes *refusals)
+{
+    const int32_t native = caps->native_width_f32;
+    const int32_t width = native >= 16 ? 16 : native >= 8 ? 8 : 4;
+    const int32_t most = min32(width, FEW_ROWS_MOST);
+    if (caps->quirks & CLA_QUIRK_SCALARIZES)
+        return 0; // the other tiles of the shape say so
+    if (rows_of(p) > most) {
+        cla_note(refusals, "%s, vector shape with channels as lanes: for up to %d rows", who(p),
+                 (int)most);
+        return 0;
+    }
+    int32_t rows = 1;
+    while (rows < rows_of(p))
+        rows *= 2;
+    *out = (struct cla_tile){
+        .kernel = CLATTN_KERNEL_VECTOR, .tile_q = rows, .tile_k = FEW_TILE_K, .width = width};
+    snprintf(out->reason, sizeof out->reason,
+             "vector shape, tile %d x %d: vectors of %d channels, the device's native width is %d",
+             (int)rows, FEW_TILE_K, (int)width, (int)native);
+    return 1;
 }
 
 // ---- group shape with sub-groups ---------------------------------------------------------------

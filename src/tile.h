@@ -3,6 +3,7 @@
 #ifndef CLA_TILE_H
 #define CLA_TILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,17 +25,28 @@ struct cla_tile {
     int32_t chunk_d; // group: channels in local memory at once
     int32_t subgroups; // group: CLA_SUBGROUPS_* of abi.h
     int32_t width;   // vector: floats in a vector (W)
-    int32_t vecs_q;  // vector: vectors of rows (QV), tile_q = W * QV
+    int32_t vecs_q;  // vector: vectors of rows (QV), tile_q = W * QV; 0 where lanes are channels
     int32_t block_k; // vector: keys in a register block of Q*K^T (RK)
     int32_t block_d; // vector: channels in a register block of P*V (RD)
     size_t local_bytes; // CLA_GROUP_LOCAL_BYTES and what else stays, 0 for the vector shape
     char reason[192];
 };
 
+// A vector tile whose lanes are channels.
+static inline bool cla_tile_is_few(const struct cla_tile *t)
+{
+    return t->kernel == CLATTN_KERNEL_VECTOR && t->vecs_q == 0;
+}
+
 // Writes at most `max` tiles, best first, of the kernel shape `kernel` (not AUTO), and a note for
 // each candidate that breaks a limit. Returns how many; 0 with a note saying why.
 int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int32_t kernel,
                   struct cla_tile *out, int max, struct cla_notes *refusals);
+
+// The same for few rows, of the vector shape with channels as lanes: one tile at most, none where
+// the rows of the problem are unbounded or too many, or the compiler takes vectors apart.
+int cla_tile_rank_few(const struct cla_problem *p, const struct cla_caps *caps,
+                      struct cla_tile *out, struct cla_notes *refusals);
 
 // Whether the compiled kernel's own figures (CL_KERNEL_WORK_GROUP_SIZE, CL_KERNEL_LOCAL_MEM_SIZE)
 // leave room for the tile; `why` receives why not. Where a driver's figures are known to be wrong

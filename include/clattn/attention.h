@@ -232,6 +232,9 @@ typedef struct clattn_plan_info {
     /// memory, as if no key were hidden; docs/math.md has the formula of each algorithm. 0 where
     /// either bound is absent.
     uint64_t bytes_moved;
+    /// Parts that the keys of max_batch sequences (one, where that is absent) of max_len_q and
+    /// max_len_kv are cut into; 1 where they are not cut or a bound that decides it is absent.
+    int32_t num_splits;
 } clattn_plan_info;
 
 /// Fills `info`.

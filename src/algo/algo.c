@@ -2,6 +2,7 @@
 #include "algo/algo.h"
 
 const struct cla_algo *const cla_algos[] = {
+    &cla_algo_split_kv,
     &cla_algo_fused,
     &cla_algo_two_loop,
     &cla_algo_fused_kv_outer,

@@ -28,6 +28,14 @@ struct cla_extent {
     bool bound;
 };
 
+// What a plan is told of its calls: the bounds, and one sequence where there is none.
+static inline struct cla_extent cla_bounds_of(const struct cla_problem *p)
+{
+    const int32_t batch = p->max_batch == INT32_MAX ? 1 : p->max_batch;
+    const struct cla_extent e = {batch, p->max_len_q, p->max_len_kv, true};
+    return e;
+}
+
 struct cla_tiled; // algo/tiled_ocl.h
 
 struct cla_algo {
@@ -56,6 +64,10 @@ struct cla_algo {
     // Bytes that one sequence (all heads) moves to and from global memory; NULL = cla_tile_bytes().
     double (*bytes)(const struct cla_problem *p, const struct cla_caps *caps,
                     const struct cla_tile *tile, int64_t len_q, int64_t len_kv);
+    // Parts that the keys of a call of these lengths are cut into, 1 where a length under `bound`
+    // is INT32_MAX; NULL = always 1.
+    int32_t (*num_splits)(const struct cla_problem *p, const struct cla_caps *caps,
+                          const struct cla_tile *tile, const struct cla_extent *e);
     // Runs on host memory and cl_mem, and waits.
     clattn_status (*run)(clattn_context *ctx, const struct cla_problem *p,
                          const struct cla_prepared *prepared, const struct cla_call *call);
@@ -75,6 +87,7 @@ extern const struct cla_algo cla_algo_fused_kv_outer;
 extern const struct cla_algo cla_algo_host;
 extern const struct cla_algo cla_algo_reference;
 extern const struct cla_algo cla_algo_unfused;
+extern const struct cla_algo cla_algo_split_kv;
 
 // A tiny problem with every feature of `p`, run on `prepared` and compared with the reference.
 // CLATTN_ERR_SELF_TEST, with the worst element in `why`, where the numbers are wrong.

@@ -66,11 +66,14 @@ static void build_options(const struct cla_problem *p, const struct cla_tile *t,
                      "-DDTYPE_KV=%d -DDTYPE_O=%d -DTILE_K=%d",
                      (int)p->dim_qk, (int)p->dim_v, mask_kind, (int)p->dtype_q, (int)p->dtype_kv,
                      (int)p->dtype_o, (int)t->tile_k);
-    if (t->kernel == CLATTN_KERNEL_VECTOR)
-        // CPU drivers compile with clang and take its prefetch; others may not know it.
+    // CPU drivers compile with clang and take its prefetch; others may not know it.
+    const char *prefetch = cla_caps_vector_shape(caps) ? " -DHAS_PREFETCH" : "";
+    if (cla_tile_is_few(t))
+        snprintf(options + n, size - (size_t)n, " -DW=%d -DROWS=%d%s", (int)t->width,
+                 (int)t->tile_q, prefetch);
+    else if (t->kernel == CLATTN_KERNEL_VECTOR)
         snprintf(options + n, size - (size_t)n, " -DW=%d -DQV=%d -DRK=%d -DRD=%d%s", (int)t->width,
-                 (int)t->vecs_q, (int)t->block_k, (int)t->block_d,
-                 cla_caps_vector_shape(caps) ? " -DHAS_PREFETCH" : "");
+                 (int)t->vecs_q, (int)t->block_k, (int)t->block_d, prefetch);
     else
         snprintf(options + n, size - (size_t)n,
                  " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d "
@@ -109,6 +112,8 @@ void cla_tiled_release(struct cla_prepared *prepared)
 static const struct cla_tiled_kernel *kernels_of(const struct cla_prepared *prepared)
 {
     const struct cla_tiled *t = prepared->algo->tiled;
+    if (cla_tile_is_few(&prepared->tile))
+        return t->few;
     return prepared->tile.kernel == CLATTN_KERNEL_VECTOR ? t->vector : t->group;
 }
 
@@ -219,7 +224,6 @@ void cla_tiled_args(const struct cla_problem *p, const struct cla_tile *tile,
         .post_scale = fold ? 1.0f : c->scale,
         .num_tiles = (cla_i32)((rows + tile->tile_q - 1) / tile->tile_q),
         .num_splits = 1,
-        .split_keys = c->len_kv,
     };
     if (p->lse)
         a->flags |= CLA_FWD_HAS_LSE;
@@ -256,7 +260,10 @@ static clattn_status check_keys(const clattn_context *ctx, const struct cla_prob
     const struct cla_tile *t = &prepared->tile;
     if (!(ctx->caps.quirks & CLA_QUIRK_LOOP_LIMIT) || t->kernel != CLATTN_KERNEL_GROUP)
         return CLATTN_OK;
-    const int64_t keys = keys_within_loop_limit(p, t) / prepared->algo->tiled->passes;
+    const struct cla_algo *algo = prepared->algo;
+    const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
+    const int64_t parts = algo->num_splits ? algo->num_splits(p, &ctx->caps, t, &e) : 1;
+    const int64_t keys = keys_within_loop_limit(p, t) / algo->tiled->passes * parts;
     if (call->len_kv <= keys)
         return CLATTN_OK;
     const bool fallback = may_fall_back(p);

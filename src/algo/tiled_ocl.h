@@ -21,6 +21,7 @@ struct cla_tiled {
     // NULL ends both lists. All kernels are built with the same options, and limited by the tile.
     struct cla_tiled_kernel group[CLA_TILED_KERNELS];
     struct cla_tiled_kernel vector[CLA_TILED_KERNELS];
+    struct cla_tiled_kernel few[CLA_TILED_KERNELS]; // vector tiles whose lanes are channels
     bool subgroups; // the group shape has a version with sub-groups
     // Passes over the keys, for drivers that count the iterations of a work-item.
     int passes;

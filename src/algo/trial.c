@@ -9,7 +9,7 @@
 #include "algo/algo.h"
 #include "ref/ref.h"
 
-enum { TRIAL_LEN_Q = 5, TRIAL_GROUP_MAX = 3 };
+enum { TRIAL_LEN_Q = 5, TRIAL_GROUP_MAX = 3, TRIAL_SPLITS = 3 };
 
 // One allocation with all tensors of the trial.
 struct trial {
@@ -42,6 +42,7 @@ static void describe(struct trial *t, const struct cla_problem *p, int32_t len_k
     t->p.heads_kv = 1;
     t->p.group = p->group < TRIAL_GROUP_MAX ? p->group : TRIAL_GROUP_MAX;
     t->p.heads_q = t->p.group;
+    t->p.num_splits = TRIAL_SPLITS; // of the algorithm that cuts the keys
     t->rows = (size_t)t->p.group * TRIAL_LEN_Q;
     t->call = (struct cla_call){.batch = 1, .len_q = TRIAL_LEN_Q, .len_kv = len_kv,
                                 .scale = 1.0f / sqrtf((float)p->dim_qk),

@@ -260,6 +260,102 @@ static void test_no_fallback(void **state)
     assert_int_equal(r.count, 1);
     assert_int_equal(r.choice[0].algo->id, CLATTN_ALGO_HOST);
 }
+// ---- split keys --------------------------------------------------------------------------------
+
+static clattn_attention_desc decode_desc(int32_t len_q, int32_t len_kv)
+{
+    clattn_attention_desc d = desc_of(128);
+    d.heads_q = 32;
+    d.heads_kv = 8;
+    d.max_batch = 1;
+    d.max_len_q = len_q;
+    d.max_len_kv = len_kv;
+    return d;
+}
+
+static int32_t parts_of(const clattn_attention_desc *desc, const struct cla_caps *caps,
+                        const struct cla_tile *tile, int32_t batch, int32_t len_kv)
+{
+    const struct cla_log silent = {0};
+    struct cla_problem p;
+    assert_int_equal(cla_problem_from_desc(desc, &silent, &p), CLATTN_OK);
+    const struct cla_extent e = {batch, p.max_len_q, len_kv, false};
+    return cla_algo_split_kv.num_splits(&p, caps, tile, &e);
+}
+
+static void test_few_queries_split_the_keys(void **state)
+{
+    (void)state;
+    struct cla_ranking r;
+    struct cla_caps c = gpu_caps(); // 48 compute units, 8 key heads
+    clattn_attention_desc d = decode_desc(1, 16384);
+    rank(&d, &c, &r);
+    assert_int_equal(r.choice[0].algo->id, CLATTN_ALGO_SPLIT_KV);
+    assert_non_null(strstr(r.choice[0].tile.reason,
+                           "keys in 24 parts: 8 work-groups for 48 compute units without"));
+    assert_int_equal(parts_of(&d, &c, &r.choice[0].tile, 1, 16384), 24);
+    assert_int_equal(parts_of(&d, &c, &r.choice[0].tile, 1, 2048), 8);  // of 256 keys
+    assert_int_equal(parts_of(&d, &c, &r.choice[0].tile, 1, 511), 1);   // too short to cut
+    assert_int_equal(parts_of(&d, &c, &r.choice[0].tile, 11, 16384), 3);
+    assert_int_equal(parts_of(&d, &c, &r.choice[0].tile, 12, 16384), 1); // half of 4 * 48
+    // Behind it stands the rest, down to the CPU path.
+    assert_true(index_of_algo(&r, CLATTN_ALGO_FUSED) > 0);
+    assert_int_equal(r.choice[r.count - 1].algo->id, CLATTN_ALGO_HOST);
+
+    d.num_splits = 7;
+    d.algo = CLATTN_ALGO_SPLIT_KV;
+    rank(&d, &c, &r);
+    assert_int_equal(parts_of(&d, &c, &r.choice[0].tile, 12, 3), 7);
+}
+
+static void test_few_rows_have_channels_as_lanes(void **state)
+{
+    (void)state;
+    struct cla_ranking r;
+    const struct cla_caps c = cpu_caps(); // 2 compute units: 8 key heads are enough
+    clattn_attention_desc d = decode_desc(1, 16384);
+    rank(&d, &c, &r);
+    assert_int_equal(r.choice[0].algo->id, CLATTN_ALGO_SPLIT_KV);
+    assert_true(cla_tile_is_few(&r.choice[0].tile));
+    assert_int_equal(r.choice[0].tile.tile_q, 4);
+    assert_int_equal(parts_of(&d, &c, &r.choice[0].tile, 1, 16384), 1);
+    d = decode_desc(3, 16384); // 12 rows
+    rank(&d, &c, &r);
+    assert_int_equal(r.choice[0].algo->id, CLATTN_ALGO_FUSED);
+    d.heads_q = d.heads_kv = 1; // 3 rows, and nothing for one of the compute units
+    rank(&d, &c, &r);
+    assert_true(cla_tile_is_few(&r.choice[0].tile));
+    assert_int_equal(parts_of(&d, &c, &r.choice[0].tile, 1, 16384), 8);
+    d.max_len_q = 16; // too many rows for that kernel, still few for the device
+    rank(&d, &c, &r);
+    assert_int_equal(r.choice[0].algo->id, CLATTN_ALGO_SPLIT_KV);
+    assert_true(r.choice[0].tile.vecs_q > 0);
+}
+
+// Without bounds, or with enough work-groups, nobody is asked for a workspace.
+static void test_no_split_without_need(void **state)
+{
+    (void)state;
+    const struct cla_caps all[] = {cpu_caps(), gpu_caps()};
+    for (size_t c = 0; c < 2; c++) {
+        for (int left_out = 0; left_out < 4; left_out++) {
+            clattn_attention_desc d = decode_desc(1, 16384);
+            if (left_out == 0)
+                d.max_batch = 0;
+            else if (left_out == 1)
+                d.max_len_q = 0;
+            else if (left_out == 2)
+                d.max_len_kv = 0;
+            else
+                d.max_len_q = 4096;
+            struct cla_ranking r;
+            rank(&d, &all[c], &r);
+            assert_int_equal(index_of_algo(&r, CLATTN_ALGO_SPLIT_KV), -1);
+            assert_int_equal(r.choice[0].algo->id, CLATTN_ALGO_FUSED);
+            assert_false(refused_with(&r, "split_kv"));
+        }
+    }
+}
 #endif
 
 static void test_forced_algorithm_stands_alone(void **state)
@@ -413,6 +509,9 @@ int main(void)
         cmocka_unit_test(test_shape_by_facts),
         cmocka_unit_test(test_forced_shape_has_no_other),
         cmocka_unit_test(test_no_fallback),
+        cmocka_unit_test(test_few_queries_split_the_keys),
+        cmocka_unit_test(test_few_rows_have_channels_as_lanes),
+        cmocka_unit_test(test_no_split_without_need),
         cmocka_unit_test(test_subgroups),
         cmocka_unit_test(test_no_compiler_is_refused),
 #endif

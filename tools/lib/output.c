@@ -152,6 +152,8 @@ json_t *tool_json_plan(const clattn_plan *plan, const clattn_plan_info *info)
     json_object_set_new(o, "vector_width", json_integer(info->vector_width));
     json_object_set_new(o, "chunk_d", json_integer(info->chunk_d));
     json_object_set_new(o, "local_bytes", json_integer((json_int_t)info->local_bytes));
+    if (info->num_splits > 1)
+        json_object_set_new(o, "num_splits", json_integer(info->num_splits));
     json_object_set_new(o, "bytes_moved", json_integer((json_int_t)info->bytes_moved));
     json_object_set_new(o, "is_fallback", json_boolean(info->is_fallback));
     json_object_set_new(o, "reason", tool_json_text(info->reason));

@@ -270,6 +270,7 @@ void tool_tile_text(const clattn_plan_info *info, char *text, size_t size)
         {", vector width %ld", info->vector_width},
         {", chunk %ld channels", info->chunk_d},
         {", local memory %ld bytes", (long)info->local_bytes},
+        {", keys in %ld parts", info->num_splits > 1 ? info->num_splits : 0},
     };
     if (info->tile_q == 0 && info->tile_k == 0) {
         snprintf(text, size, "none");

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merges the parts that split_kv_*.cl has left in the workspace.
+//
+//   m = max m_k,  L = sum e^(m_k - m) * l_k,  a_k = e^(m_k - m) * l_k / L
+//   O = sum a_k * O_k,  LSE = m + ln L                          over the parts k with l_k != 0
+//
+// A work-group owns a row. Its items take the parts in turn for m, L and a, and quads of channels
+// for O.
+//
+//   group id: row, as part_row() counts
+//   local memory: 3 * ITEMS floats
+//
+// Literals: DIM_V, DTYPE_O, and the work-group as the kernels of the parts have it: ITEMS_Q and
+// ITEMS_K, or W (CPU devices), where it has one item.
+// Slots: CLA_SLOT_*; O, WORKSPACE, LSE only with CLA_FWD_HAS_LSE.
+//
+// Numerics: one part alone stays bit for bit what it was: e^0 = 1, L = l, a = l / l = 1. So does a
+// part that is merged with empty ones, which are left out: whatever their O is does not matter. The
+// order of all sums is fixed.
+
+#ifdef W
+#define ITEMS 1
+#define MULADD fma
+#else
+#if !defined(ITEMS_Q) || !defined(ITEMS_K)
+#error "merge.cl: W, or ITEMS_Q and ITEMS_K"
+#endif
+#define ITEMS (ITEMS_Q * ITEMS_K)
+#define MULADD mad
+#endif
+#ifndef DIM_V
+#error "merge.cl: DIM_V"
+#endif
+#define ROW_LANES 1
+
+#include "abi.h"
+#include "dtype.clh"
+#include "address.clh"
+#include "split.clh"
+#include "online.clh"
+
+#define QUADS CLA_QUADS(DIM_V)
+#define ITEM_QUADS ((QUADS + ITEMS - 1) / ITEMS)
+#define SKIP -1.0f // a weight that none is: the part is empty
+
+static inline float4 load_o4(__global const float *o, int d, bool aligned)
+{
+    if (DIM_V % 4 == 0 && aligned)
+        return *(__global const float4 *)(o + d);
+    return (float4)(o[d], d + 1 < DIM_V ? o[d + 1] : 0.0f, d + 2 < DIM_V ? o[d + 2] : 0.0f,
+                    d + 3 < DIM_V ? o[d + 3] : 0.0f);
+}
+
+static inline void store_o4(__global o_elem *o, int d, float4 x, bool aligned)
+{
+    if (DIM_V % 4 == 0 && aligned) {
+        STORE_O4(o, d, x);
+        return;
+    }
+    STORE_O(o, d, x.x);
+    if (d + 1 < DIM_V)
+        STORE_O(o, d + 1, x.y);
+    if (d + 2 < DIM_V)
+        STORE_O(o, d + 2, x.z);
+    if (d + 3 < DIM_V)
+        STORE_O(o, d + 3, x.w);
+}
+
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void merge(const struct cla_fwd_args a, __global const float *q, __global const float *k,
+           __global const float *v, __global o_elem *o, __global float *lse,
+           __global const uchar *mask, __global const float *workspace)
+{
+    __local float maxima[ITEMS];
+    __local float sums[ITEMS];
+    __local float weights[ITEMS];
+    const int item = (int)get_local_id(0);
+    const int parts = a.num_splits;
+    const int sharers = min(parts, ITEMS); // items that have a part
+    const long row = get_group_id(0);
+    const long ml = part_ml_at(&a, row, 0);
+
+    // The first part of an item stays in registers, so that few parts are read once.
+    float m_first = -INFINITY;
+    float l_first = 0.0f;
+    if (item < parts) {
+        m_first = workspace[ml + 2L * item];
+        l_first = workspace[ml + 2L * item + 1];
+    }
+    float m = l_first == 0.0f ? -INFINITY : m_first;
+    for (int n = item + ITEMS; n < parts; n += ITEMS) {
+        if (workspace[ml + 2L * n + 1] != 0.0f)
+            m = max_of(workspace[ml + 2L * n], m);
+    }
+    maxima[item] = m;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    m = -INFINITY;
+    for (int t = 0; t < sharers; ++t)
+        m = max_of(maxima[t], m);
+
+    const float shift = shift_of(m);
+    float l = l_first == 0.0f ? 0.0f : weight(m_first, shift) * l_first;
+    for (int n = item + ITEMS; n < parts; n += ITEMS) {
+        const float part = workspace[ml + 2L * n + 1];
+        if (part != 0.0f)
+            l = MULADD(weight(workspace[ml + 2L * n], shift), part, l);
+    }
+    sums[item] = l;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    l = 0.0f;
+    for (int t = 0; t < sharers; ++t)
+        l += sums[t];
+
+    float4 out[ITEM_QUADS];
+    bool any = false;
+    for (int n = 0; n < ITEM_QUADS; ++n)
+        out[n] = (float4)(0.0f);
+    for (int first = 0; first < parts; first += ITEMS) {
+        const int mine = first + item;
+        if (first > 0 && mine < parts) {
+            m_first = workspace[ml + 2L * mine];
+            l_first = workspace[ml + 2L * mine + 1];
+        }
+        weights[item] = l_first == 0.0f ? SKIP : weight(m_first, shift) * l_first / l;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int t = 0; t < min(ITEMS, parts - first); ++t) {
+            const float factor = weights[t];
+            if (factor == SKIP)
+                continue;
+            __global const float *part = workspace + part_o_at(&a, row, first + t);
+            for (int n = 0; n < ITEM_QUADS; ++n) {
+                const int d = 4 * (item + n * ITEMS);
+                if (d >= DIM_V)
+                    continue;
+                const float4 x = load_o4(part, d, (a.flags & CLA_FWD_ALIGNED16) != 0);
+                // Not 0 + x: that would lose the sign of -0.
+                out[n] = any ? MULADD((float4)(factor), x, out[n]) : factor * x;
+            }
+            any = true;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+
+    const long rows = row_count(&a);
+    const int g = (int)(row / rows % a.heads_kv);
+    const int b = (int)(row / rows / a.heads_kv);
+    const int head = row_head(&a, g, row % rows);
+    const int query = row_query(&a, row % rows);
+    o += tensor_at(&a.o, b, head, query);
+    for (int n = 0; n < ITEM_QUADS; ++n) {
+        const int d = 4 * (item + n * ITEMS);
+        if (d < DIM_V)
+            store_o4(o, d, out[n], (a.flags & CLA_FWD_ALIGNED16) != 0);
+    }
+    if ((a.flags & CLA_FWD_HAS_LSE) && item == 0)
+        lse[lse_at(&a, b, head, query)] = row_lse(m, l);
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention with split keys for devices whose work-items share local memory: fused_group.cl on a
+// part of the keys, for few rows and many keys, where tiles of rows are too few for the device.
+//
+//   m_k = max x,  l_k = sum e^(x - m_k),  O_k = sum e^(x - m_k) * V / l_k    over keys of part k
+//
+// merge.cl makes O and LSE of all parts. With num_splits = 1 they are written here at once.
+//
+// A work-group owns a tile of rows and one part of its keys, and walks over them (group_tile.clh).
+//
+//   group id: query tile, last first; then part; then key head, batch (split.clh)
+//   local memory: CLA_GROUP_LOCAL_BYTES(TILE_Q, TILE_K, CHUNK_D), see group_tile.clh
+//
+// Literals: those of group_tile.clh.
+// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL; LSE only with CLA_FWD_HAS_LSE and WORKSPACE
+// only with more than one part.
+//
+// Numerics: as fused_group.cl. A part without keys has m = -INFINITY, l = 0 and no O.
+
+#include "group_tile.clh"
+#include "split.clh"
+
+// O, m and l of row n of the tile to the workspace.
+INLINE void store_part(const struct sums *sum, const struct cla_fwd_args *a, const struct place *at,
+                       int part, long row, __global float *workspace, uint n, float l,
+                       float unscale, uint item)
+{
+    const long o = part_o_at(a, row, part);
+#if CHUNKS_V <= UNROLLED_CHUNKS
+#pragma unroll
+#endif
+    for (int chunk = 0; chunk < CHUNKS_V; ++chunk) {
+#pragma unroll
+        for (uint c = 0; c < GROUP_VALUES; ++c) {
+            uint quad = GROUP_VALUE_QUAD(item, c);
+            int d = chunk * CHUNK_D + 4 * (int)quad;
+            float4 x = sum->o[n][chunk * GROUP_VALUES + c];
+            x = l == 0.0f ? (float4)(0.0f) : x / l * unscale;
+            if (quad >= GROUP_CHUNK_QUADS || d >= DIM_V)
+                continue;
+            if (DIM_V % 4 == 0 && is_aligned(a)) {
+                *(__global float4 *)(workspace + o + d) = x;
+                continue;
+            }
+            workspace[o + d] = x.x;
+            if (d + 1 < DIM_V)
+                workspace[o + d + 1] = x.y;
+            if (d + 2 < DIM_V)
+                workspace[o + d + 2] = x.z;
+            if (d + 3 < DIM_V)
+                workspace[o + d + 3] = x.w;
+        }
+    }
+    if (item % ITEMS_K == 0) {
+        const long ml = part_ml_at(a, row, part);
+        workspace[ml] = sum->m[n];
+        workspace[ml + 1] = l;
+    }
+}
+
+__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
+void split_kv_group(const struct cla_fwd_args a, __global const q_elem *q,
+                    __global const kv_elem *k, __global const kv_elem *v, __global o_elem *o,
+                    __global float *lse, __global const uchar *mask, __global float *workspace)
+{
+    GROUP_LOCAL;
+    const uint item = (uint)get_local_id(0);
+    const long id = get_group_id(0);
+    const int part_id = part_of(&a, id);
+    const long first = (a.num_tiles - 1 - id % a.num_tiles) * TILE_Q;
+    struct place at;
+    struct span keys;
+    find_place(&at, &a, whole_id(&a, id));
+    find_span(&keys, &a, &at);
+    cut_keys(&keys.begin, &keys.end, &a, part_id);
+    keys.full_end = min(keys.full_end, keys.end);
+    const int tiles = span_tiles(&keys);
+    const long k_base = tensor_at(&a.k, at.b, at.g, 0);
+    const long v_base = tensor_at(&a.v, at.b, at.g, 0);
+    struct sums sum;
+
+    if (item == 0)
+        flag[0] = 0;
+#if CHUNKS_QK == 1
+    if (tiles > 0)
+        load_queries(q_tile, &a, &at, q, 0, item);
+#endif
+    barrier(CLK_LOCAL_MEM_FENCE);
+
+    int passes = 1;
+    for (int pass = 0; pass < passes; ++pass) {
+        const bool careful = pass > 0;
+        clear_sums(&sum);
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int k0 = keys.begin + tile * TILE_K;
+            float s[GROUP_ROWS][GROUP_KEYS];
+            float f[GROUP_ROWS];
+            score_tile(s, q_tile, kv_tile, &a, &at, &keys, q, k, k_base, mask, k0, item);
+            put_maxima(part, s, item);
+            barrier(CLK_LOCAL_MEM_FENCE);
+            absorb(p_tile, part, &sum, f, s, careful ? -1.0f : 0.0f,
+                   careful ? careful_scale(a.len_kv) : 1.0f, item);
+            add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, false,
+                     item);
+        }
+
+        if (!all_finite(&sum))
+            atomic_or(&flag[0], 1);
+#pragma unroll
+        for (uint n = 0; n < GROUP_ROWS; ++n)
+            part[GROUP_PART_PUT(item, n)] = sum.l[n];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        passes = flag[0] ? 2 : 1;
+    }
+
+    const float unscale = passes > 1 ? careful_unscale(a.len_kv) : 1.0f;
+#pragma unroll
+    for (uint n = 0; n < GROUP_ROWS; ++n) {
+        const float l = join_sums(part, n, item);
+        const uint r = GROUP_ROW(item, n);
+        if (r >= at.rows)
+            continue;
+        if (a.num_splits == 1)
+            store_row(&sum, &a, &at, o, lse, n, l, unscale, item);
+        else
+            store_part(&sum, &a, &at, part_id, part_row(&a, at.b, at.g, first + r), workspace, n, l,
+                       unscale, item);
+    }
+}

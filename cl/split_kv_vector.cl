@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention with split keys for CPU devices: fused_vector.cl on a part of the keys. For as many
+// rows as fill vectors; split_kv_few.cl takes fewer.
+//
+//   m_k = max x,  l_k = sum e^(x - m_k),  O_k = sum e^(x - m_k) * V / l_k    over keys of part k
+//
+// merge.cl makes O and LSE of all parts. With num_splits = 1 they are written here at once.
+//
+// One work-item is a work-group and owns a tile of rows and one part of its keys (vector_tile.clh).
+//
+//   global size: num_tiles * num_splits * heads_kv * batch, tile fastest, last first (split.clh)
+//   local memory: none. Private: as fused_vector.cl.
+//
+// Literals: those of vector_tile.clh.
+// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL; LSE only with CLA_FWD_HAS_LSE and WORKSPACE
+// only with more than one part.
+//
+// Numerics: as fused_vector.cl. A part without keys has m = -INFINITY, l = 0, O = 0.
+
+#include "vector_tile.clh"
+#include "split.clh"
+
+// O, m and l of the rows of the tile to the workspace, `row` is the first. Element by element: a
+// part is long enough for that not to count.
+static inline void store_part(const struct sums *s, const struct cla_fwd_args *a,
+                              const struct tile_rows *rows, long row, int part, float unscale,
+                              __global float *workspace)
+{
+    for (int n = 0; n < rows->real; ++n) {
+        const int v = n / W;
+        const int lane = n % W;
+        const float l = ((const float *)&s->l[v])[lane];
+        __global float *o = workspace + part_o_at(a, row + n, part);
+        __global float *ml = workspace + part_ml_at(a, row + n, part);
+        for (int d = 0; d < DIM_V; ++d)
+            o[d] = l == 0.0f ? 0.0f : ((const float *)&s->o[d * QV + v])[lane] / l * unscale;
+        ml[0] = ((const float *)&s->m[v])[lane];
+        ml[1] = l;
+    }
+}
+
+// The hint keeps compilers from widening the kernel over work-items as well.
+__attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel void
+split_kv_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
+                __global const kv_elem *k_mem, __global const kv_elem *v_mem,
+                __global o_elem *o_mem, __global float *lse_mem, __global const uchar *mask_mem,
+                __global float *workspace)
+{
+    const long id = get_global_id(0);
+    const int part = part_of(&a, id);
+    struct place at;
+    find_place(&at, &a, whole_id(&a, id));
+    struct tile_rows rows;
+    find_rows(&rows, &a, at.g, at.first);
+    int j_begin = window_begin(&a, rows.query[0]);
+    int j_end = window_end(&a, rows.query[TILE_Q - 1]);
+    cut_keys(&j_begin, &j_end, &a, part);
+    k_mem += tensor_at(&a.k, at.b, at.g, 0);
+    v_mem += tensor_at(&a.v, at.b, at.g, 0);
+
+    ROWF q[DIM_QK * QV];
+    if (j_begin < j_end)
+        load_queries(q, &a, &rows, at.b, q_mem);
+    struct mask_tile mask;
+    find_mask(&mask, &a, &rows, at.b);
+
+    struct sums total;
+    bool careful = false;
+    for (;;) {
+        struct sums s;
+        clear(&total);
+        clear(&s);
+        int tiles = 0, n;
+        for (int j = j_begin; j < j_end; j += n) {
+            n = min(TILE_K, j_end - j);
+            struct key_tile t;
+            find_keys(&t, &a, k_mem, v_mem, j, n, j_end);
+            ROWF p[PADDED_K * QV];
+            ROWF f[QV];
+            if (!score_tile(p, q, &a, &rows, &t, j, &mask, mask_mem))
+                continue;
+            ROWI hidden[TILE_K * QV];
+            for (int c = 0; careful && c < n * QV; ++c)
+                hidden[c] = p[c] == (ROWF)(-INFINITY);
+            absorb(p, f, &s, n);
+            for (int c = 0; careful && c < n * QV; ++c)
+                p[c] *= careful_scale(a.len_kv);
+            if (careful)
+                accumulate_visible(s.o, p, hidden, f, &t);
+            else
+                accumulate(s.o, p, f, &t);
+            if (++tiles % FLUSH_TILES == 0)
+                flush(&total, &s);
+        }
+        flush(&total, &s);
+        if (careful || all_finite(&total))
+            break;
+        careful = true;
+    }
+    const float unscale = careful ? careful_unscale(a.len_kv) : 1.0f;
+    if (a.num_splits > 1) {
+        store_part(&total, &a, &rows, part_row(&a, at.b, at.g, at.first), part, unscale, workspace);
+        return;
+    }
+    store_output(&total, &a, &rows, at.b, unscale, o_mem);
+    if (a.flags & CLA_FWD_HAS_LSE)
+        store_lse(&total, &a, &rows, at.b, lse_mem);
+}
