@@ -261,6 +261,6 @@ int main(int argc, char **argv)
         {"hard rows that begin hidden", test_hidden_start, LEVEL_MEDIUM},
         {"hard rows of a million keys", test_hard_long_rows, LEVEL_FULL},
     };
-    setenv("CLATTN_TEST_ALGOS", "fused,two_loop,fused_kv_outer", 0);
+    setenv("CLATTN_TEST_ALGOS", "fused,two_loop,fused_kv_outer,split_kv", 0);
     return targets_main("family", argc, argv, tests, sizeof tests / sizeof *tests);
 }
