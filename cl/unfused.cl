@@ -138,6 +138,9 @@ void unfused_finish(const struct cla_fwd_args a, const struct cla_unfused_args u
             lse[lse_at(&a, b, h, i)] = -INFINITY;
         return;
     }
+    // Naive softmax that overflowed: O is NaN, and so is its LSE.
+    if (u.naive && d == 0 && (a.flags & CLA_FWD_HAS_LSE) && lse[lse_at(&a, b, h, i)] == INFINITY)
+        lse[lse_at(&a, b, h, i)] = NAN;
     const long of_keys = (long)b * a.heads_kv + g;
     __global const int *marks = (__global const int *)workspace;
     const bool any = marks[u.any + of_keys] != 0;

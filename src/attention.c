@@ -177,7 +177,7 @@ clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
     } else {
         st = workspace_bound(plan, &need);
     }
-    if (st == CLATTN_OK && need > SIZE_MAX)
+    if (st == CLATTN_OK && need >= SIZE_MAX)
         st = cla_fail(&plan->ctx->log, CLATTN_ERR_OVER_BOUND,
                       "the workspace of %s would have more bytes than memory can have",
                       plan->choice.algo->name);
@@ -201,10 +201,10 @@ static clattn_status check_workspace(const clattn_plan *plan, struct cla_call *c
     if (!need || w->kind == CLATTN_BUF_ABSENT)
         return CLATTN_OK;
     if (w->kind != CLATTN_BUF_CL_MEM)
-        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
+        return cla_fail(&ctx->log, CLATTN_ERR_BUFFER_MISSING,
                         "workspace.kind is %d: %s needs a cl_mem (%d) of %llu bytes", (int)w->kind,
                         plan->choice.algo->name, (int)CLATTN_BUF_CL_MEM, (unsigned long long)need);
-    if (need > SIZE_MAX || w->offset_bytes > SIZE_MAX - (size_t)need)
+    if (need >= SIZE_MAX || w->offset_bytes > SIZE_MAX - (size_t)need)
         return cla_fail(&ctx->log, CLATTN_ERR_BUFFER_TOO_SMALL,
                         "workspace.offset_bytes is %zu, from where no memory has %llu bytes",
                         w->offset_bytes, (unsigned long long)need);

@@ -81,6 +81,10 @@ clattn_status clattn_attention_enqueue(const clattn_plan *plan, const clattn_att
     CLA_TRY(cla_queue_check(ctx, queue, num_wait, wait));
     CLA_TRY(cla_plan_check_call(plan, call, &checked));
     CLA_TRY(check_kinds(plan, &checked));
+    if (checked.workspace.kind == CLATTN_BUF_HOST)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_BUFFER_MISSING,
+                         "workspace.kind is %d: clattn_attention_enqueue() needs a cl_mem (%d)",
+                         (int)checked.workspace.kind, (int)CLATTN_BUF_CL_MEM));
     const uint64_t need = cla_plan_workspace(plan, &checked);
     if (need && checked.workspace.kind == CLATTN_BUF_ABSENT)
         CLA_TRY(cla_fail(log, CLATTN_ERR_BUFFER_MISSING,

@@ -28,4 +28,7 @@ clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char 
 clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue, cl_uint num_wait,
                               const cl_event *wait);
 
+// Behind blocking writes on the context's queue, before a kernel that reads what they wrote.
+clattn_status cla_ocl_settle(clattn_context *ctx);
+
 #endif // CLA_CONTEXT_OCL_H

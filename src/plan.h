@@ -18,9 +18,9 @@ struct cla_ranking {
     struct cla_notes refusals;
 };
 
-// With algo auto: every fused tile, then the CPU path (not where a fallback is forbidden on an
-// OpenCL device). A forced algorithm gives its own choices only. count may be 0; then the refusals
-// say why.
+// With algo auto: what split_kv is better at, every fused tile, then the CPU path (not where a
+// fallback is forbidden on an OpenCL device). A forced algorithm gives its own choices only. count
+// may be 0; then the refusals say why.
 void cla_plan_rank(const struct cla_problem *p, const struct cla_caps *caps,
                    struct cla_ranking *out);
 

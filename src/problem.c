@@ -96,7 +96,8 @@ clattn_status cla_problem_from_desc(const clattn_attention_desc *desc, const str
     clattn_attention_desc d;
     if (!desc)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "desc is NULL");
-    CLA_TRY(cla_struct_in("clattn_attention_desc", desc, sizeof d, &d, sizeof d, log));
+    CLA_TRY(cla_struct_in("clattn_attention_desc", desc,
+                          CLA_SIZE_TO(clattn_attention_desc, dropout_p), &d, sizeof d, log));
     CLA_TRY(check_desc_enums(&d, log));
     CLA_TRY(check_desc_shape(&d, log));
     CLA_TRY(check_desc_reserved(&d, log));

@@ -55,6 +55,7 @@ struct cla_call {
     int64_t lse_offset; // floats
     clattn_buf workspace;
     int64_t workspace_offset; // floats
+    bool bring_outputs; // device copies of O and LSE begin as the caller's, for a trial
 };
 
 // Whether the scale may multiply Q, once for each row, rather than every score: a larger one could

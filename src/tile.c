@@ -445,6 +445,8 @@ int cla_tile_rank_few(const struct cla_problem *p, const struct cla_caps *caps,
 
 // ---- group shape with sub-groups ---------------------------------------------------------------
 
+enum { SUBGROUP_KEYS = 128 };
+
 // Whether the items that share a row can be a sub-group, or a part of one. 8, 16 and 32 are the
 // sizes that most drivers take; devices' own sizes are multiples of 8 but for the smallest, whose
 // kernels fail their trial.
@@ -464,7 +466,11 @@ static int rank_subgroup(const struct cla_problem *p, const struct cla_caps *cap
                  "size can be asked for nor values shuffled", who(p));
         return 0;
     }
-    const int n = rank_group(p, caps, out, max, refusals);
+    // Tiles for the fewest keys have too few items in a row.
+    struct cla_problem enough = *p;
+    if (enough.max_len_kv < SUBGROUP_KEYS)
+        enough.max_len_kv = SUBGROUP_KEYS;
+    const int n = rank_group(&enough, caps, out, max, refusals);
     int kept = 0;
     for (int k = 0; k < n; k++) {
         if (!suits_subgroups(caps, &out[k]))

@@ -34,7 +34,8 @@ static const char help[] =
     "  --softmax-rows ROWS,LEN\n"
     "                   what row softmax works on; default from the shape: batch * query heads\n"
     "                   * queries rows, as long as there are keys\n"
-    "  --kernel KERNEL  shape of the OpenCL kernels: group or vector; default by device\n"
+    "  --kernel KERNEL  shape of the OpenCL kernels: group, vector or, for fused, subgroup;\n"
+    "                   default by device\n"
     "  --device SEL     as clattn-run takes it; several are timed in turn and stand side by side\n"
     "  --threads N      threads of the CPU path; default all\n"
     "  --runs N         timed runs at least; default 7. They go on for half a second at least\n"
@@ -99,12 +100,12 @@ static clattn_status bench_plan(struct tool_session *s, struct tool_session *pea
 
     clattn_status st = tool_memory_create(s, &item->p, plan, &m);
     if (st == CLATTN_OK)
-        st = clattn_plan_workspace_bytes(plan, NULL, &r->workspace);
-    if (st == CLATTN_OK)
         st = bench_fill(s, item->row, &m, &r->pairs);
     if (st == CLATTN_OK)
         st = bench_check(s, &item->p, plan, &m, &r->max_error, over);
     tool_call_init(&item->p, &m, &a.call);
+    if (st == CLATTN_OK)
+        st = clattn_plan_workspace_bytes(plan, &a.call, &r->workspace);
     work.gflop = 2e-9 * r->pairs * channels;
     if (st == CLATTN_OK && *over == 0)
         st = bench_time(peak, &work, runs, r);

@@ -245,9 +245,11 @@ step_pocl() {
 }
 
 step_pocl_cbs() {
-  # What the host refuses and keeps does not depend on how kernels are compiled.
+  # What the host refuses and keeps does not depend on how kernels are compiled, and programs about
+  # results have no kernels of their own.
+  local host='invalid|refusals|refused_memory' results='agreement|long|offsets|unfused'
   device_suite pocl-cbs 1200 \
-    "programs|program_cache|opencl_api|(invalid|refusals|refused_memory) opencl"
+    "programs|program_cache|opencl_(api|softmax)|subgroups|($host|$results) opencl"
 }
 
 step_intel() {
@@ -276,8 +278,10 @@ step_oclgrind() {
   forbid=(--forbid "$oclgrind_report")
   # Oclgrind has one kernel running at a time and waits for ever where a user event is set later.
   # The programs about what the host refuses and decides have nothing for it to find.
-  local host='identities|invalid|refusals|refused_memory|ceilings'
-  device_suite oclgrind 1200 "programs|program_cache|opencl_api|($host) opencl"
+  # Nor have those whose kernels other programs run, and whose problems are large.
+  local host='identities|invalid|refusals|refused_memory|ceilings' large='agreement|long|offsets'
+  device_suite oclgrind 1200 \
+    "programs|program_cache|opencl_(api|softmax)|subgroups|($host|$large) opencl"
   ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic
 }
 

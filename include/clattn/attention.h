@@ -53,7 +53,7 @@ typedef enum clattn_algo {
     CLATTN_ALGO_UNFUSED = 7
 } clattn_algo;
 
-/// Which shape of the fused OpenCL kernel is used.
+/// Which shape of the OpenCL kernels is used.
 typedef enum clattn_kernel {
     CLATTN_KERNEL_AUTO = 0,  ///< by device facts
     CLATTN_KERNEL_GROUP = 1, ///< a work-group with K/V tiles in local memory (GPUs)
@@ -108,8 +108,10 @@ typedef struct clattn_attention_desc {
     uint32_t flags;        ///< CLATTN_NO_FALLBACK
     int32_t direction;     ///< 0 = forward; others reserved
     float dropout_p;       ///< reserved, 0
-    int32_t num_splits;    ///< split_kv: parts of the keys, some may be empty; 0 = as many as suit
-    int32_t softmax;       ///< unfused: enum clattn_softmax_algo; 0 = safe
+    int32_t num_splits;    ///< split_kv: parts of the keys, 0 = as many as suit; up to 65535
+    /// unfused: enum clattn_softmax_algo; 0 = safe. naive overflows from scores of 89 on: O and LSE
+    /// of such a row are NaN
+    int32_t softmax;
 } clattn_attention_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
@@ -161,11 +163,16 @@ typedef struct clattn_attention_call {
     clattn_tensor q;    ///< [batch, heads_q, len_q, dim_qk]
     clattn_tensor k;    ///< [batch, heads_kv, len_kv, dim_qk]
     clattn_tensor v;    ///< [batch, heads_kv, len_kv, dim_v]
-    clattn_tensor o;    ///< [batch, heads_q, len_q, dim_v], written
+    /// [batch, heads_q, len_q, dim_v], written; fused_kv_outer and unfused also read what they
+    /// wrote, for which a cl_mem must not be CL_MEM_WRITE_ONLY
+    clattn_tensor o;
     clattn_mask mask;   ///< with CLATTN_FEATURE_MASK
     clattn_buf lse;     ///< float [batch, heads_q, len_q] contiguous, with CLATTN_FEATURE_LSE
-    /// clattn_plan_workspace_bytes() of a cl_mem, used during the call. clattn_attention_run()
-    /// allocates one where it is absent.
+    /// A cl_mem of clattn_plan_workspace_bytes() that kernels may read and write, of nobody else
+    /// during the call; its contents count neither before nor after. clattn_attention_run()
+    /// allocates one where it is absent, clattn_attention_enqueue() refuses. fused, two_loop, host
+    /// and reference need none; fused_kv_outer a few floats a row, unfused the scores, split_kv
+    /// what the parts leave, where it cuts the keys. CLATTN_ALGO_AUTO can come to split_kv.
     clattn_buf workspace;
 } clattn_attention_call;
 
@@ -182,7 +189,8 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 /// @return CLATTN_OK
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL; a dimension or head count below 1 or over the
 ///                                      limit; a negative bound; unknown enum values or bits; a
-///                                      kernel shape for an algorithm without OpenCL kernels
+///                                      kernel shape for an algorithm that has none; num_splits
+///                                      or softmax for another algorithm, or out of range
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_SHAPE             heads_q is not a multiple of heads_kv
 ///         CLATTN_ERR_UNSUPPORTED       what is forced can't serve it, or nothing can without the
@@ -202,10 +210,11 @@ CLATTN_API clattn_status clattn_attention_plan_create(clattn_context *ctx,
 CLATTN_API void clattn_plan_destroy(clattn_plan **plan);
 
 /// Bytes of workspace a call needs, or with NULL `call` the most any call within the bounds needs.
-/// A call needs not have a workspace here.
-/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_OVER_BOUND without `call`
-///         where the plan has no bound and so the workspace has none, or it is over SIZE_MAX; or
-///         what clattn_attention_run() would say of the call. Then *bytes is not written.
+/// A call need not have a workspace here.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_OVER_BOUND where it is over
+///         SIZE_MAX, or without `call` where the plan, and so the workspace, has no bound; or
+///         what clattn_attention_run() would say of the call's fields and buffers (not of what an
+///         algorithm can't do). Then *bytes is not written.
 /// Threads: any.
 CLATTN_API clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
                                                      const clattn_attention_call *call,
@@ -217,7 +226,7 @@ typedef struct clattn_plan_info {
     int32_t algo;        ///< enum clattn_algo
     int32_t kernel;      ///< enum clattn_kernel; AUTO where the algorithm has no OpenCL kernel
     char algo_name[32];  ///< "fused", "host", "two_loop", ... as the enum says
-    char kernel_name[32]; ///< "group", "vector"; for "host" the instruction set
+    char kernel_name[32]; ///< "group", "vector", "subgroup"; for "host" the instruction set
     int32_t tile_q;      ///< rows (query, head of a group) a work-group or thread owns at once
     int32_t tile_k;      ///< keys in a tile
     int32_t group_size;  ///< work-items in a work-group; 1 for "host"
@@ -265,9 +274,10 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 ///         CLATTN_ERR_STRIDE            a stride is negative or reaches beyond 64 bits, or elements
 ///                                      of O overlap
 ///         CLATTN_ERR_BUFFER_MISSING    q, k, v, o, mask or lse is absent or its pointer NULL; a
-///                                      cl_mem that is no buffer, or on a context without OpenCL
+///                                      cl_mem that is no buffer, or without OpenCL;
+///                                      a workspace that is needed and host memory
 ///         CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short, or its offset beyond its end
-///         CLATTN_ERR_OVERLAP           O or LSE overlaps an input or each other, also
+///         CLATTN_ERR_OVERLAP           O, LSE or workspace overlaps an input or each other, also
 ///                                      through sub-buffers of one cl_mem
 ///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context than the plan's
 ///         CLATTN_ERR_UNSUPPORTED       a fault of the driver bars so many keys, and the CPU path,

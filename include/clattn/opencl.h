@@ -60,11 +60,13 @@ CLATTN_API cl_device_id clattn_context_cl_device(const clattn_context *ctx);
 /// @return CLATTN_OK  queued, not finished; else as clattn_attention_run(), and
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL `queue`; `num_wait` without `wait` or `wait` without
 ///                                      `num_wait`; an event in it is NULL
-///         CLATTN_ERR_BUFFER_MISSING    a buffer is host memory
+///         CLATTN_ERR_BUFFER_MISSING    a buffer is host memory; no workspace where one is needed
 ///         CLATTN_ERR_WRONG_CONTEXT     the queue is of another context or device, or an event or
 ///                                      a cl_mem of another context
 ///         CLATTN_ERR_NO_OPENCL         a build without OpenCL, or a plan of the built-in CPU path
-///         On an error before the first command nothing was queued and *done is not written.
+///         *done is not written then. Errors of arguments are found before anything is queued;
+///         behind CLATTN_ERR_OPENCL some of several kernels may be queued and work on the memory
+///         until clFinish().
 /// A plan that fell back to the CPU path, or was forced to it, serves cl_mem too: without blocking
 /// the caller it maps the buffers and computes on a thread of the context.
 /// Threads: one plan may be enqueued from several threads, each with its own workspace.

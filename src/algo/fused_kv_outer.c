@@ -56,7 +56,8 @@ static double bytes(const struct cla_problem *p, const struct cla_caps *caps,
     const int64_t tiles_q = tiles_of_rows(p, t, len_q);
     const bool kept = t->kernel == CLATTN_KERNEL_VECTOR ||
                       (t->chunk_d >= p->dim_qk && t->chunk_d >= p->dim_v);
-    const double reads = (double)(kept ? strips_of(p, caps, p->max_batch, tiles_q) : tiles_q);
+    const int32_t batch = cla_bounds_of(p).batch;
+    const double reads = (double)(kept ? strips_of(p, caps, batch, tiles_q) : tiles_q);
     const double errors = is_long(len_kv) ? 1.0 + CLA_ROUND_UP4(p->dim_v) : 0.0;
     const double floats = reads * keys * ((double)p->dim_qk + p->dim_v) +
                           rows * (tiles_k * p->dim_qk + (2.0 * again + 1.0) * p->dim_v +

@@ -154,6 +154,13 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
     args.num_splits = num_splits(p, &ctx->caps, tile, &e);
     const size_t groups = (size_t)args.num_tiles * (size_t)args.num_splits *
                           (size_t)p->heads_kv * (size_t)call->batch;
+    // What a work-item of merge.cl does for each part, from above.
+    if ((ctx->caps.quirks & CLA_QUIRK_LOOP_LIMIT) &&
+        (int64_t)args.num_splits * (2 + p->dim_v) > CLA_LOOP_LIMIT)
+        return cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED,
+                        "num_splits is %d: this driver stops loops after %d iterations, enough to "
+                        "merge %d parts", (int)args.num_splits, (int)CLA_LOOP_LIMIT,
+                        (int)(CLA_LOOP_LIMIT / (2 + p->dim_v)));
     if (args.num_splits == 1)
         return cla_tiled_launch(ctx, prepared, 0, &args, call, true, groups, submit);
     if (call->workspace_offset % 4 != 0)

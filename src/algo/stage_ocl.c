@@ -80,6 +80,7 @@ clattn_status cla_stage_bufs(clattn_context *ctx, struct cla_call_buf *bufs, int
         if (bufs[i].end_bytes && bufs[i].buf->kind == CLATTN_BUF_HOST)
             CLA_TRY(stage_one(s, &bufs[i], read_rows, &s->item[i]));
     }
+    CLA_TRY(cla_ocl_settle(ctx));
 done:
     if (st != CLATTN_OK)
         cla_stage_release(s);
@@ -113,7 +114,7 @@ clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,
     for (int i = 0; i < CLA_CALL_BUFS; i++)
         if (bufs[i].buf == &s->call.o.buf && rows_of_o(p, call, &rows))
             bufs[i].rows = &rows;
-    clattn_status st = cla_stage_bufs(ctx, bufs, CLA_CALL_BUFS, false, s);
+    clattn_status st = cla_stage_bufs(ctx, bufs, CLA_CALL_BUFS, call->bring_outputs, s);
     for (int i = 0; st == CLATTN_OK && i < CLA_CALL_BUFS; i++) {
         if (!s->item[i].mem)
             continue;

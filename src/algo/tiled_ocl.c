@@ -96,9 +96,6 @@ static void destroy_kernels(struct cla_prepared *prepared)
 {
     for (int i = 0; i < CLA_TILED_KERNELS; i++)
         cla_kernels_destroy(&prepared->kernels[i]);
-    if (prepared->more)
-        prepared->algo->tiled->release_more(prepared);
-    prepared->more = NULL;
 }
 
 void cla_tiled_release(struct cla_prepared *prepared)
@@ -106,6 +103,8 @@ void cla_tiled_release(struct cla_prepared *prepared)
     if (!prepared)
         return;
     destroy_kernels(prepared);
+    if (prepared->more)
+        prepared->algo->tiled->release_more(prepared);
     free(prepared);
 }
 
@@ -119,9 +118,9 @@ static const struct cla_tiled_kernel *kernels_of(const struct cla_prepared *prep
 
 // A fresh program of each file: from the cache, or compiled anew under `anew`, where *renewed says
 // whether the cache had had any of them.
-static clattn_status make_kernels(clattn_context *ctx, const struct cla_problem *p,
-                                  struct cla_prepared *prepared, const char *options, bool anew,
-                                  bool *renewed, char *why, size_t why_size)
+static clattn_status make_kernels(clattn_context *ctx, struct cla_prepared *prepared,
+                                  const char *options, bool anew, bool *renewed, char *why,
+                                  size_t why_size)
 {
     clattn_status st = CLATTN_OK;
     cl_program program = NULL;
@@ -139,8 +138,6 @@ static clattn_status make_kernels(clattn_context *ctx, const struct cla_problem 
         ctx->ocl->cl->ReleaseProgram(program); // the kernels keep it
         program = NULL;
     }
-    if (prepared->algo->tiled->prepare_more)
-        CLA_TRY(prepared->algo->tiled->prepare_more(ctx, p, prepared, why, why_size));
 done:
     if (program)
         ctx->ocl->cl->ReleaseProgram(program);
@@ -153,8 +150,8 @@ bool cla_tiled_renew(clattn_context *ctx, const struct cla_problem *p,
     char why[192] = "";
     bool renewed = false;
     destroy_kernels(prepared);
-    const clattn_status st =
-        make_kernels(ctx, p, prepared, options, true, &renewed, why, sizeof why);
+    (void)p;
+    const clattn_status st = make_kernels(ctx, prepared, options, true, &renewed, why, sizeof why);
     if (renewed)
         cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s: what the program cache had of it failed",
                  kernels_of(prepared)[0].file);
@@ -173,7 +170,14 @@ clattn_status cla_tiled_prepare(clattn_context *ctx, const struct cla_algo *self
     prepared->algo = self;
     prepared->tile = *tile;
     build_options(p, tile, &ctx->caps, options, options_size);
-    clattn_status st = make_kernels(ctx, p, prepared, options, false, &renewed, why, why_size);
+    clattn_status st = CLATTN_OK;
+    if (self->tiled->prepare_more)
+        st = self->tiled->prepare_more(ctx, p, prepared, why, why_size);
+    if (st != CLATTN_OK) {
+        cla_tiled_release(prepared);
+        return st;
+    }
+    st = make_kernels(ctx, prepared, options, false, &renewed, why, why_size);
     // A program of the cache may lack what one that is compiled has.
     if (st != CLATTN_OK && st != CLATTN_ERR_BUILD && st != CLATTN_ERR_FILE &&
         st != CLATTN_ERR_OUT_OF_MEMORY && cla_tiled_renew(ctx, p, prepared, options))
@@ -348,6 +352,9 @@ static clattn_status run_on_device(clattn_context *ctx, const struct cla_problem
     CLA_CL(cl->WaitForEvents(1, &event));
     CLA_TRY(cla_stage_out(&stage, event));
 done:
+    // What was queued before a failure may still work on this memory.
+    if (st != CLATTN_OK)
+        cl->Finish(ctx->ocl->queue);
     if (event)
         cl->ReleaseEvent(event);
     if (own)

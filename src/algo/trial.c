@@ -46,7 +46,9 @@ static void describe(struct trial *t, const struct cla_problem *p, int32_t len_k
     t->rows = (size_t)t->p.group * TRIAL_LEN_Q;
     t->call = (struct cla_call){.batch = 1, .len_q = TRIAL_LEN_Q, .len_kv = len_kv,
                                 .scale = 1.0f / sqrtf((float)p->dim_qk),
-                                .win_lo = CLA_WIN_MIN, .win_hi = CLA_WIN_MAX};
+                                .win_lo = CLA_WIN_MIN, .win_hi = CLA_WIN_MAX,
+                                // Memory that a trial before this one left may hold the answer.
+                                .bring_outputs = true};
     t->call.off = p->align == CLATTN_ALIGN_TOP_LEFT ? 0 : len_kv - TRIAL_LEN_Q;
     if (p->causal)
         t->call.win_hi = t->call.off;

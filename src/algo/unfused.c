@@ -52,7 +52,7 @@ static int propose(const struct cla_algo *self, const struct cla_problem *p,
     while (items < ITEMS_MAX && 2 * (size_t)items <= most)
         items *= 2;
     *out = (struct cla_tile){.kernel = CLATTN_KERNEL_AUTO, .tile_q = 1, .tile_k = items,
-                             .items_q = 1, .items_k = items, .chunk_d = p->dim_qk};
+                             .items_q = 1, .items_k = items};
     snprintf(out->reason, sizeof out->reason, "scores in memory, %s softmax, products by CLBlast",
              softmax[p->softmax]);
     return 1;
@@ -111,14 +111,14 @@ static struct layout layout(const clattn_context *ctx, const struct cla_problem 
                             const struct cla_extent *e)
 {
     const struct cla_softmax_shape shape = cla_softmax_shape(&ctx->caps, CLATTN_KERNEL_AUTO);
-    struct layout l = {.rows = (int64_t)e->batch * p->heads_q * e->len_q,
-                       .keys = (int64_t)e->batch * p->heads_kv * e->len_kv,
+    const double rows = (double)e->batch * p->heads_q * e->len_q;
+    const double keys = (double)e->batch * p->heads_kv * e->len_kv;
+    struct layout l = {.rows = rows < 0x1p60 ? (int64_t)rows : 0,
+                       .keys = keys < 0x1p60 ? (int64_t)keys : 0,
                        .ld_scores = pitch(e->len_kv),
                        .ld_qk = pitch(p->dim_qk),
                        .ld_v = pitch(p->dim_v),
                        .parts_o = parts_of(e->len_kv)};
-    const double rows = (double)e->batch * p->heads_q * e->len_q;
-    const double keys = (double)e->batch * p->heads_kv * e->len_kv;
     // Parts of softmax: at most two for each group that keeps the device busy, or as many as the
     // driver's loops ask for.
     const int64_t parts = 1 + (shape.most_part ? e->len_kv / shape.most_part : 0);
@@ -303,8 +303,8 @@ done:
 }
 
 // The last command: its event covers the whole call, since CLBlast's cover only the last kernel of
-// each.
-static clattn_status finish(const struct way *r, cl_event *done)
+// each. It waits for the caller's events itself, so that one that failed fails it too.
+static clattn_status finish(const struct way *r, const struct cla_submit *submit)
 {
     const struct cla_call *c = r->call;
     const size_t local = (size_t)r->prepared->tile.items_k;
@@ -318,7 +318,7 @@ static clattn_status finish(const struct way *r, cl_event *done)
             sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
     arg[8] = (struct cla_arg){sizeof(cl_mem), r->workspace ? &r->workspace : NULL};
     return cla_kernels_enqueue(r->prepared->kernels[FINISH], &r->ctx->log, arg, 9, r->queue, 1,
-                               &global, &local, 0, NULL, done);
+                               &global, &local, submit->num_wait, submit->wait, submit->done);
 }
 
 static clattn_status steps(struct way *r)
@@ -408,7 +408,7 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
         CLA_CL(cl->EnqueueBarrierWithWaitList(r.queue, submit->num_wait, submit->wait, NULL));
     if (call->len_kv > 0)
         CLA_TRY(steps(&r));
-    CLA_TRY(finish(&r, submit->done));
+    CLA_TRY(finish(&r, submit));
 done:
     return st;
 }

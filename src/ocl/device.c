@@ -135,7 +135,8 @@ static void fill_extensions(const struct query *q, struct cla_caps *caps)
             has_word(list, "cl_khr_subgroups") || has_word(list, "cl_intel_subgroups");
         if (caps->has_subgroups && has_word(list, "cl_intel_required_subgroup_size"))
             caps->subgroups = CLA_SUBGROUPS_REQUIRED;
-        else if (has_word(list, "cl_khr_subgroup_shuffle") || has_word(list, "cl_intel_subgroups"))
+        else if (caps->has_subgroups && (has_word(list, "cl_khr_subgroup_shuffle") ||
+                                         has_word(list, "cl_intel_subgroups")))
             caps->subgroups = CLA_SUBGROUPS_SHUFFLE;
         free(list);
     }

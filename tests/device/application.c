@@ -55,9 +55,14 @@ static void make_memory(void)
     app.bytes[BUF_K] = app.bytes[BUF_V] = rows_kv * (size_t)app.c.dim * sizeof(float);
     app.bytes[BUF_MASK] = rows_q * (size_t)app.c.len_kv;
     app.bytes[BUF_LSE] = rows_q * sizeof(float);
-    for (int n = 0; n < BUF_WORKSPACE; n++)
-        app.mem[n] =
-            app_blank_buffer(n < BUF_O ? CL_MEM_READ_ONLY : CL_MEM_WRITE_ONLY, app.bytes[n]);
+    // These two read O, too.
+    const bool reads_o =
+        app.algo == CLATTN_ALGO_FUSED_KV_OUTER || app.algo == CLATTN_ALGO_UNFUSED;
+    for (int n = 0; n < BUF_WORKSPACE; n++) {
+        const cl_mem_flags output =
+            n == BUF_O && reads_o ? CL_MEM_READ_WRITE : CL_MEM_WRITE_ONLY;
+        app.mem[n] = app_blank_buffer(n < BUF_O ? CL_MEM_READ_ONLY : output, app.bytes[n]);
+    }
     // What the call needs to the byte; it lacks only this by now.
     const clattn_attention_call call = app_call();
     const clattn_status st =
@@ -183,6 +188,8 @@ clattn_plan *app_plan(const struct attn_case *c)
                     (c->mask_form ? CLATTN_FEATURE_MASK : 0u) | CLATTN_FEATURE_LSE;
     desc.max_len_q = desc.max_len_kv = CASE_MAX_LEN;
     desc.algo = app.algo;
+    // Such lengths would not be cut.
+    desc.num_splits = app.algo == CLATTN_ALGO_SPLIT_KV ? 3 : 0;
     clattn_plan *plan = NULL;
     const clattn_status st = clattn_attention_plan_create(app.guest, &desc, &plan);
     if (st != CLATTN_OK)

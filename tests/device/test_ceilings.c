@@ -224,7 +224,8 @@ static void test_tiles_of_low_bounds(void **state)
         run_desc(t->device, desc, &c, &data, &info, refusals);
         printf("%s: len %d x %d: %s\n", t->name, (int)c.len_q, (int)c.len_kv, info.reason);
         assert_int_equal(t->device->warnings, warnings); // the first choice served
-        if (forced)
+        // A sub-group's rows need their items.
+        if (forced && t->kernel != CLATTN_KERNEL_SUBGROUP)
             assert_true(info.tile_k < 2 * c.len_kv || info.tile_k <= 8);
         attn_data_free(&data);
     }

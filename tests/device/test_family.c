@@ -34,6 +34,8 @@ static clattn_plan *plan_for(const struct test_target *t, int32_t algo, int32_t 
     desc.heads_kv = 1;
     desc.features = features | CLATTN_FEATURE_LSE;
     desc.align = align;
+    // Such lengths would not be cut.
+    desc.num_splits = algo == CLATTN_ALGO_SPLIT_KV ? 3 : 0;
     copy.algo = algo;
     return target_plan(&copy, desc);
 }

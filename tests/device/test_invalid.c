@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -56,7 +57,7 @@ static const struct refusal desc_rows[] = {
     {"unknown softmax", INVALID, {"softmax is 4"},
      {DESC(softmax, 4), DESC(algo, CLATTN_ALGO_UNFUSED)}, ANYWHERE},
     {"negative algorithm", INVALID, {"algo is -1"}, {DESC(algo, -1)}, ANYWHERE},
-    {"unknown kernel", INVALID, {"kernel is 3"}, {DESC(kernel, 3)}, ANYWHERE},
+    {"unknown kernel", INVALID, {"kernel is 4, not 0 to 3"}, {DESC(kernel, 4)}, ANYWHERE},
     {"unknown precision", INVALID, {"precision is 2"}, {DESC(precision, 2)}, ANYWHERE},
     {"unknown type of Q", INVALID, {"dtype_q is -1"}, {DESC(dtype_q, -1)}, ANYWHERE},
     {"unknown type of K and V", INVALID, {"dtype_kv is 44"}, {DESC(dtype_kv, 44)}, ANYWHERE},
@@ -80,7 +81,7 @@ static const struct refusal desc_rows[] = {
      {DESC(struct_size, 0)}, ANYWHERE},
     {"struct size of less than the first version", STRUCT_SIZE,
      {"clattn_attention_desc.struct_size is"},
-     {DESC(struct_size, sizeof(clattn_attention_desc) - 1)}, ANYWHERE},
+     {DESC(struct_size, offsetof(clattn_attention_desc, dropout_p))}, ANYWHERE},
     {"wild struct size", STRUCT_SIZE, {"struct_size is 65537"}, {DESC(struct_size, 65537)},
      ANYWHERE},
 };

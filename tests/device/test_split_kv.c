@@ -19,30 +19,34 @@ enum { DIM = 20, GUARD_FLOATS = 64, FEW_ROWS = 8, MOST_QUERIES = 21 };
 // Up to 8 rows of a key head go to the kernel of few rows where lanes are channels. 20 channels are
 // no whole number of vectors.
 static const struct attn_case cases[] = {
-    {"1 query, group of 4", DIM, 2, 8, 2, 1, 300, .input = IN_NORMAL, .seed = 1},
+    {"1 query, group of 4", DIM, 2, 8, 2, 1, 300, .input = IN_NORMAL, .level = LEVEL_MEDIUM,
+     .seed = 1},
     {"few causal queries, O among gaps", DIM, 1, 4, 2, 3, 130, .causal = true,
      .layout = LAY_PADDED_4, .seed = 2},
     {"first rows see parts that later ones do not fill", DIM, 1, 2, 1, 4, 90, .causal = true,
-     .align = CLATTN_ALIGN_TOP_LEFT, .layout = LAY_BSHD, .seed = 3},
+     .align = CLATTN_ALIGN_TOP_LEFT, .layout = LAY_BSHD, .level = LEVEL_MEDIUM, .seed = 3},
     {"few queries, V partly NaN", DIM, 1, 2, 1, 4, 200, .mask_form = MASK_CONTIGUOUS,
      .input = IN_V_PARTLY_NAN, .seed = 4},
     {"few queries, hidden NaN", DIM, 1, 2, 1, 2, 70, .mask_form = MASK_CONTIGUOUS,
-     .input = IN_HIDDEN_NAN, .seed = 5},
-    {"few queries, visible NaN", DIM, 1, 2, 1, 2, 70, .input = IN_VISIBLE_NAN, .seed = 6},
+     .input = IN_HIDDEN_NAN, .level = LEVEL_MEDIUM, .seed = 5},
+    {"few queries, visible NaN", DIM, 1, 2, 1, 2, 70, .input = IN_VISIBLE_NAN,
+     .level = LEVEL_MEDIUM, .seed = 6},
     {"few queries, empty rows", DIM, 1, 2, 1, 4, 70, .mask_form = MASK_CONTIGUOUS,
-     .input = IN_EMPTY_ROWS, .seed = 7},
-    {"few queries, large scores", DIM, 1, 2, 2, 4, 500, .input = IN_LARGE, .seed = 8},
+     .input = IN_EMPTY_ROWS, .level = LEVEL_MEDIUM, .seed = 7},
+    {"few queries, large scores", DIM, 1, 2, 2, 4, 500, .input = IN_LARGE, .level = LEVEL_MEDIUM,
+     .seed = 8},
     {"fewer keys than parts", DIM, 1, 4, 1, 2, 7, .seed = 9},
     {"3 channels", 3, 1, 2, 1, 2, 65, .dim_v = 5, .causal = true, .layout = LAY_PADDED,
      .level = LEVEL_MEDIUM, .seed = 10},
     {"64 and 33 channels", 64, 1, 1, 1, 1, 400, .dim_v = 33, .level = LEVEL_MEDIUM, .seed = 11},
-    {"16 queries", DIM, 1, 4, 2, 16, 260, .seed = 12},
+    {"16 queries", DIM, 1, 4, 2, 16, 260, .level = LEVEL_MEDIUM, .seed = 12},
     {"16 causal queries", DIM, 2, 4, 2, 16, 77, .causal = true, .layout = LAY_PADDED, .seed = 13},
-    {"more queries than keys", DIM, 1, 2, 1, 21, 9, .causal = true, .seed = 14},
+    {"more queries than keys", DIM, 1, 2, 1, 21, 9, .causal = true, .level = LEVEL_MEDIUM,
+     .seed = 14},
     {"16 queries, V partly NaN", DIM, 1, 4, 2, 16, 77, .mask_form = MASK_CONTIGUOUS,
-     .input = IN_V_PARTLY_NAN, .seed = 15},
-    {"16 queries, hidden NaN, strided mask", DIM, 1, 2, 1, 16, 130,
-     .mask_form = MASK_KEY_STRIDE_2, .input = IN_HIDDEN_NAN, .seed = 16},
+     .input = IN_V_PARTLY_NAN, .level = LEVEL_MEDIUM, .seed = 15},
+    {"16 queries, hidden NaN, strided mask", DIM, 1, 2, 1, 16, 130, .mask_form = MASK_KEY_STRIDE_2,
+     .input = IN_HIDDEN_NAN, .level = LEVEL_MEDIUM, .seed = 16},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -167,7 +171,9 @@ static void test_parts(void **state)
         if (cases[n].level > t->level)
             continue;
         assert_true(attn_data_make(&cases[n], &d));
-        for (int k = 0; k < SPLITS; k++, ran++)
+        // A simulator takes a minute over 300 parts; with 7 some are empty too.
+        const bool small = t->level == LEVEL_SMALL;
+        for (int k = small ? 2 : 0; k < (small ? SPLITS - 1 : SPLITS); k++, ran++)
             failed += !run_split(t, &cases[n], &d, splits[k], &worst);
         attn_data_free(&d);
     }
@@ -266,7 +272,7 @@ static void test_same_bits(void **state)
 static void test_workspace_of_the_rule(void **state)
 {
     struct test_target *t = *state;
-    enum { MOST_KEYS = 16000, MOST_BATCH = 3, HEADS = 4, HEADS_KV = 2 };
+    enum { MOST_KEYS = 16000, MOST_BATCH = 3, HEADS = 4, HEADS_KV = 1 };
     // Nothing is run: the memory is only looked at for its place and size.
     const size_t in_floats = (size_t)MOST_BATCH * HEADS_KV * MOST_KEYS * DIM;
     const size_t out_floats = (size_t)MOST_BATCH * HEADS * MOST_QUERIES * DIM;

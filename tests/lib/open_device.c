@@ -209,28 +209,6 @@ static bool has_shapes(int32_t algo)
     return algo != CLATTN_ALGO_HOST && algo != CLATTN_ALGO_REFERENCE && algo != CLATTN_ALGO_UNFUSED;
 }
 
-bool library_has(int32_t algo)
-{
-    struct log_capture log = {.errors = 0};
-    clattn_context_desc desc;
-    clattn_attention_desc problem;
-    clattn_context *ctx = NULL;
-    clattn_plan *plan = NULL;
-    clattn_context_desc_init(&desc, sizeof desc);
-    desc.device = "cpu";
-    desc.flags = CLATTN_CONTEXT_NO_OPENCL;
-    desc.log = log_capture;
-    desc.log_user = &log;
-    clattn_attention_desc_init(&problem, sizeof problem);
-    problem.dim_qk = problem.heads_q = 1;
-    problem.algo = algo;
-    if (clattn_context_create(&desc, &ctx) == CLATTN_OK)
-        clattn_attention_plan_create(ctx, &problem, &plan);
-    clattn_plan_destroy(&plan);
-    clattn_context_destroy(&ctx);
-    return !strstr(log.text, "no algorithm");
-}
-
 static bool is_algo(const char *name, void *algo)
 {
     return strcmp(name, algo_names[*(const int32_t *)algo]) == 0;
@@ -296,10 +274,6 @@ static void add_algos(struct test_target *targets, int *count, struct test_devic
     for (int32_t algo = CLATTN_ALGO_FUSED; algo < ALGOS; algo++) {
         if (!algo_is_wanted(algo))
             continue;
-        if (!library_has(algo)) {
-            printf("the library has no algorithm %s\n", algo_names[algo]);
-            continue;
-        }
         if (has_shapes(algo))
             add_shapes(targets, count, d, algo);
         else

@@ -49,8 +49,6 @@ bool devices_open(struct test_device *devices, int *count);
 bool device_open_builtin(struct test_device *device);
 void devices_close(struct test_device *devices, int count);
 
-// Whether this library has the algorithm at all, whatever device it needs.
-bool library_has(int32_t algo);
 
 // Something that computes: a device and the algorithm and kernel that are forced on it.
 struct test_target {

@@ -288,6 +288,8 @@ static int add_algo(struct bench_options *opt, const char *shown, const char *wo
 
     while (n < FAMILY && strcmp(word, family[n].name) != 0)
         n++;
+    if (n == FAMILY && strcmp(word, "all") == 0)
+        return tool_fail(TOOL_USE, "option %s: 'all' stands alone", shown);
     if (n == FAMILY)
         return tool_fail(TOOL_USE, "option %s: '%s' is none of all, auto, host, reference, fused, "
                                    "split_kv, two_loop, fused_kv_outer, unfused, softmax_naive, "

@@ -82,7 +82,7 @@ int bench_plot_create(const struct bench_options *opt, struct bench_plot **out)
     if (!plot)
         return tool_fail(TOOL_DEVICE, "no memory for a plot");
     plot->opt = opt;
-    plot->terminal = svg ? "svg size 1200,540 dynamic" : "png size 1200,540";
+    plot->terminal = svg ? "svg size 1200,540 dynamic" : "pngcairo size 1200,540";
     if (!tool_outfile_check(&plot->out, opt->plot, why, sizeof why)) {
         free(plot);
         return tool_fail(TOOL_USE, "option --plot %s: %s", opt->plot, why);
@@ -196,6 +196,23 @@ static void write_script(const struct bench_plot *plot, FILE *to)
     fprintf(to, "\nunset multiplot\n");
 }
 
+// Whether the picture has the end that SVG and PNG have.
+static bool ends_well(int file)
+{
+    char end[24] = "";
+    const off_t size = lseek(file, 0, SEEK_END);
+    const off_t from = size > (off_t)sizeof end ? size - (off_t)sizeof end : 0;
+    const ssize_t n = pread(file, end, sizeof end, from);
+
+    if (n < 0) // what can't be read back, a pipe, can't be judged
+        return true;
+    for (ssize_t i = 0; i + 4 <= n; i++) {
+        if (memcmp(end + i, "IEND", 4) == 0 || (i + 6 <= n && memcmp(end + i, "</svg>", 6) == 0))
+            return true;
+    }
+    return false;
+}
+
 static int draw(struct bench_plot *plot)
 {
     char why[256];
@@ -215,9 +232,13 @@ static int draw(struct bench_plot *plot)
         code = tool_fail(TOOL_USE, "option --plot %s: %s", plot->opt->plot, why);
     } else {
         const int status = run_gnuplot(script, to);
+        const bool is_whole = ends_well(to);
         close(to);
         if (status != 0)
             code = tool_fail(TOOL_DEVICE, "option --plot: gnuplot failed (exit status %d)", status);
+        else if (!is_whole) // gnuplot does not notice a full disk
+            code = tool_fail(TOOL_DEVICE, "option --plot %s: gnuplot left no whole picture (is the "
+                                          "disk full?)", plot->opt->plot);
         else if (!tool_outfile_commit(&plot->out, why, sizeof why))
             code = tool_fail(TOOL_USE, "option --plot %s: %s", plot->opt->plot, why);
     }

@@ -137,7 +137,8 @@ static clattn_status make_plan(struct rows *t, const struct bench_item *item)
 
     clattn_softmax_desc_init(&desc, sizeof desc);
     desc.algo = item->algo->softmax;
-    desc.kernel = item->p.kernel;
+    // Rows have no shape of their own for sub-groups.
+    desc.kernel = item->p.kernel == CLATTN_KERNEL_SUBGROUP ? CLATTN_KERNEL_AUTO : item->p.kernel;
     desc.max_rows = t->rows;
     desc.max_len = t->len;
     return clattn_softmax_plan_create(t->s->ctx, &desc, &t->plan);
