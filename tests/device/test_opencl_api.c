@@ -495,6 +495,40 @@ static void test_adopting(void **state)
     clReleaseContext(other);
 }
 
+// Blocking calls on host memory, on a queue of the application that is out of order: what was
+// written for a kernel must be there when it begins.
+static void test_blocking_out_of_order(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 60 };
+    if (!app.out_of_order)
+        skip();
+    clattn_context *own = app.guest, *guest = app_adopt(app.out_of_order);
+    app.guest = guest;
+    clattn_plan *plan = app_plan(&app.c);
+    app.guest = own;
+    const size_t rows = (size_t)(app.c.batch * app.c.heads_q * app.c.len_q);
+    const size_t count = rows * (size_t)app.c.dim;
+    float *o = malloc(count * sizeof *o), *lse = malloc(rows * sizeof *lse);
+    assert_true(o && lse);
+    int failed = 0;
+    for (int n = 0; n < ROUNDS; n++) {
+        struct compare_report ro, rl;
+        fill_unwritten(o, count);
+        fill_unwritten(lse, rows);
+        const clattn_attention_call call =
+            case_host_call(&app.c, app.d.q, app.d.k, app.d.v, app.d.mask, o, lse);
+        assert_int_equal(clattn_attention_run(plan, &call), CLATTN_OK);
+        failed += !compare(o, app.d.o, count, &app.d.tol_o, &ro) ||
+                  !compare(lse, app.d.lse, rows, &app.d.tol_lse, &rl);
+    }
+    free(o);
+    free(lse);
+    clattn_plan_destroy(&plan);
+    clattn_context_destroy(&guest);
+    assert_int_equal(failed, 0);
+}
+
 static void test_builtin_has_no_queue(void **state)
 {
     (void)state;
@@ -546,12 +580,13 @@ static int run_on(struct test_device *device, int32_t algo, const char *algo_nam
         TEST("two threads, one plan", test_threads),
         TEST("refusals", test_refusals),
         TEST("refusals of a workspace", test_workspace_refusals),
+        TEST("blocking calls on a queue out of order", test_blocking_out_of_order),
         // The rest, which one of OpenCL stands for.
         TEST("a wait that fails", test_failed_wait),
         TEST("adopting and leaving", test_adopting),
         TEST("the built-in path has no queue", test_builtin_has_no_queue),
     };
-    const size_t all = sizeof tests / sizeof *tests, own = 9;
+    const size_t all = sizeof tests / sizeof *tests, own = 10;
     if (!app_open(device, algo, case_of(device, algo)))
         return 1;
     const int failed = run_some(algo_name, tests, algo <= CLATTN_ALGO_REFERENCE ? all : own);
