@@ -86,7 +86,7 @@ class Probe(ProbeCase):
                 self.assertLessEqual(plan["local_bytes"], device["local_bytes"])
                 self.assertLessEqual(plan["group_size"], device["max_group"])
         names = [k["kernel"] for k in device["kernels"]]
-        self.assertEqual(names, ["host"] if builtin else ["group", "vector"])
+        self.assertEqual(names, ["host"] if builtin else ["group", "vector", "subgroup"])
         right = [k for k in device["kernels"] if k["result"] == "right"]
         self.assertTrue(right)
         for kernel in right:
@@ -296,7 +296,8 @@ class BadDrivers(ProbeCase):
         device = report["devices"][0]
         self.assertEqual((device["name"], report["opencl_devices"]), ("fake GPU", 1))
         self.assertIn(os.path.realpath(self.library), report["messages"][0])
-        self.assertEqual([k["result"] for k in device["kernels"]], ["failed", "failed"])
+        self.assertEqual([k["result"] for k in device["kernels"]],
+                         ["failed", "failed", "refused"])
         self.assertIs(device["opened"], True)
         self.assertIn("wrong numbers", device["status"])
         self.assertEqual(device["failures"], [])
@@ -362,14 +363,16 @@ class BadDrivers(ProbeCase):
                 ("hang", "hung", "no answer after 1 s", ["--timeout=1"])):
             device = self.fake(f"clBuildProgram={fault}/fused_vector", *args)["devices"][0]
             what += " while compiling the vector shape"
-            self.assertEqual([k["result"] for k in device["kernels"]], ["failed", result])
+            self.assertEqual([k["result"] for k in device["kernels"]],
+                             ["failed", result, "refused"])
             self.assertEqual(device["kernels"][1]["status"], what)
             self.assertEqual(device["failures"][0]["what"], what)
             # The plan leaves that shape alone: behind the group shape comes the CPU path.
             self.assertEqual(device["plans"][0]["status"], "success")
             self.assertEqual(device["plans"][0]["algo"], "host")
         device = self.fake("clBuildProgram=abort/fused_group", "--dim=24", "--dim=32")["devices"][0]
-        self.assertEqual([k["result"] for k in device["kernels"]], ["crashed", "failed"])
+        self.assertEqual([k["result"] for k in device["kernels"]],
+                         ["crashed", "failed", "refused"])
         self.assertEqual([p["result"] for p in device["plans"]], ["crashed"] * 2)
         self.assertEqual(device["failures"][-1]["what"], "given up after 3 lost processes")
 
@@ -386,7 +389,8 @@ class BadDrivers(ProbeCase):
         self.assertIn("while the driver was unloaded", report["failures"][0]["what"])
         device = report["devices"][0]
         self.assertIn("while the driver was unloaded", device["failures"][0]["what"])
-        self.assertEqual([k["result"] for k in device["kernels"]], ["failed", "failed"])
+        self.assertEqual([k["result"] for k in device["kernels"]],
+                         ["failed", "failed", "refused"])
 
     def test_cpu_opens_nothing(self):
         report = self.report("--opencl-library", PROGRAMS.fake_icd, "--device", "cpu", "--dim=16",
