@@ -42,8 +42,7 @@ static void test_case_list(void **state)
     int count = 0, ran = 0, failed = 0;
     double worst = 0;
     // Only programs are worth sharing out: their compilation is what takes long.
-    const char *share = t->algo == CLATTN_ALGO_FUSED ? getenv("CLATTN_TEST_SHARE") : NULL;
-    const int mine = share ? atoi(share) : 0;
+    const int mine = t->algo == CLATTN_ALGO_FUSED ? test_share() : 0;
     const struct attn_case *cases = attn_cases(&count);
     assert_non_null(cases);
     for (int n = 0; n < count; n++) {

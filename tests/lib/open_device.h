@@ -9,7 +9,7 @@
 //   CLATTN_TEST_SMALL   not empty: every device runs the small selection
 //   CLATTN_TEST_MEDIUM  not empty: no device runs more than the medium selection
 //   CLATTN_TEST_BARRIERS  not empty: the vector shape, without barriers, runs the small selection
-//   CLATTN_TEST_SHARE   1 or 2: of the cases that are shared out, only those of this share
+//   CLATTN_TEST_SHARE   1 or 2: of the cases that are shared out, only those of this share; 3: none
 #ifndef TESTS_OPEN_DEVICE_H
 #define TESTS_OPEN_DEVICE_H
 
@@ -71,6 +71,9 @@ struct target_test {
 // and ?. Returns the exit status; 77 = no OpenCL device.
 int targets_main(const char *suite, int argc, char **argv, const struct target_test *tests,
                  int num_tests);
+
+// CLATTN_TEST_SHARE, 0 where it is not set.
+int test_share(void);
 
 // A plan of `desc` forced to the target's algorithm and kernel. Fails the test if it cannot be
 // made, is of another algorithm or kernel, stands on a fallback, or came with a warning: a tile
