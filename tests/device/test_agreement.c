@@ -133,6 +133,7 @@ int main(int argc, char **argv)
         {"agrees with all others", test_agreement, LEVEL_SMALL},
     };
     setenv("CLATTN_TEST_ALGOS", "fused,host,reference,two_loop,fused_kv_outer,split_kv,unfused", 0);
+    targets_with_subgroups = true;
     const int status = targets_main("agreement", argc, argv, tests, sizeof tests / sizeof *tests);
     for (struct outcome *out = outcomes, *next; out; out = next) {
         next = out->next;

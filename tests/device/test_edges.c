@@ -287,5 +287,6 @@ int main(int argc, char **argv)
         {"copies", test_copies, LEVEL_MEDIUM},
         {"no key heads in one line", test_one_line_heads, LEVEL_MEDIUM},
     };
+    targets_with_subgroups = true;
     return targets_main("edges", argc, argv, tests, sizeof tests / sizeof *tests);
 }

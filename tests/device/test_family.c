@@ -264,5 +264,6 @@ int main(int argc, char **argv)
         {"hard rows of a million keys", test_hard_long_rows, LEVEL_FULL},
     };
     setenv("CLATTN_TEST_ALGOS", "fused,two_loop,fused_kv_outer,split_kv", 0);
+    targets_with_subgroups = true;
     return targets_main("family", argc, argv, tests, sizeof tests / sizeof *tests);
 }

@@ -422,6 +422,7 @@ int main(int argc, char **argv)
         {"long rows", test_long_rows, LEVEL_SMALL},
         {"one call for everything", test_one_call, LEVEL_SMALL},
     };
+    targets_with_subgroups = true;
     const int status = targets_main("fused", argc, argv, tests, sizeof tests / sizeof *tests);
     int count = 0;
     attn_cases(&count);

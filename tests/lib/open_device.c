@@ -232,6 +232,8 @@ static void add_target(struct test_target *targets, int *count, struct test_devi
              named && has_shapes(algo) ? "/" : "", shapes[kernel]);
 }
 
+bool targets_with_subgroups;
+
 int test_share(void)
 {
     const char *share = getenv("CLATTN_TEST_SHARE");
@@ -268,7 +270,7 @@ static void add_shapes(struct test_target *targets, int *count, struct test_devi
     else
         printf("%s: the vector shape is not for this device (%s)\n", d->tag,
                clattn_status_string(vector));
-    if (algo != CLATTN_ALGO_FUSED)
+    if (algo != CLATTN_ALGO_FUSED || !targets_with_subgroups)
         return;
     const clattn_status subgroup = try_shape(d, algo, CLATTN_KERNEL_SUBGROUP);
     if (subgroup == CLATTN_OK || (d->info.has_subgroups && strcmp(d->tag, "oclgrind") != 0))

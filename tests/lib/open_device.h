@@ -72,6 +72,10 @@ struct target_test {
 int targets_main(const char *suite, int argc, char **argv, const struct target_test *tests,
                  int num_tests);
 
+// Set before targets_main() by programs about results: fused attention with sub-groups, too, where
+// the device has them.
+extern bool targets_with_subgroups;
+
 // CLATTN_TEST_SHARE, 0 where it is not set.
 int test_share(void);
 
