@@ -294,7 +294,8 @@ step_no_opencl() {
 
 step_sanitize() {
   device_env=(UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1)
-  ! have sanitize || suites sanitize sanitize 600 --suite unit --suite tools --suite device
+  ! have sanitize || suites sanitize sanitize 600 --suite unit --suite tools --suite device \
+    --no-suite timing # each of its runs times for seconds
 }
 
 # Only the C library, its maths, threads of OpenMP and the program loader may be linked.
