@@ -281,7 +281,8 @@ step_oclgrind() {
   # Oclgrind has one kernel running at a time and waits for ever where a user event is set later.
   # The programs about what the host refuses and decides have nothing for it to find.
   # Nor have those whose kernels other programs run, and whose problems are large.
-  local host='identities|invalid|refusals|refused_memory|ceilings' large='agreement|long|offsets'
+  local host='identities|invalid|refusals|refused_memory|ceilings'
+  local large='agreement|long|offsets|minilm|cases'
   device_suite oclgrind 1200 \
     "programs|program_cache|opencl_(api|softmax)|subgroups|($host|$large) opencl"
   ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic
