@@ -290,7 +290,8 @@ step_oclgrind() {
 
 step_no_opencl() {
   ! have no-opencl || suites no-opencl no-opencl 600 \
-    --suite unit --suite header --suite tools --suite device
+    --suite unit --suite header --suite tools --suite device \
+    --no-suite timing # which the step host has on the CPU path too
 }
 
 step_sanitize() {
