@@ -101,10 +101,12 @@ static int propose(const struct cla_algo *self, const struct cla_problem *p,
                    const struct cla_caps *caps, struct cla_tile *out, int max,
                    struct cla_notes *refusals)
 {
-    (void)p;
     (void)caps;
     (void)out;
     (void)max;
+    // Where nobody asked for one of them, one speaks for all.
+    if (p->algo == CLATTN_ALGO_AUTO && self->id != CLATTN_ALGO_FUSED)
+        return 0;
     cla_note(refusals, "%s: this build of clattn is without OpenCL, only the CPU path is there",
              self->name);
     return 0;
