@@ -249,9 +249,9 @@ step_pocl_cbs() {
   # What the host refuses and keeps does not depend on how kernels are compiled, and programs about
   # results have no kernels of their own.
   local host='invalid|refusals|refused_memory|ceilings'
-  local results='agreement|long|offsets|unfused|cases|minilm|split_kv'
+  local results='agreement|long|offsets|cases|minilm|split_kv'
   device_suite pocl-cbs 1200 \
-    "programs|program_cache|opencl_(api|softmax)|subgroups|($host|$results) opencl"
+    "programs|program_cache|opencl_(api|softmax)|subgroups|unfused|($host|$results) opencl"
 }
 
 step_intel() {
