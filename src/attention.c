@@ -17,7 +17,7 @@ static clattn_status try_choice(clattn_plan *plan, const struct cla_choice *choi
     clattn_status st =
         cla_trial(plan->ctx, &plan->problem, algo, prepared, &choice->tile, why, why_size);
     if (st == CLATTN_OK || st == CLATTN_ERR_OUT_OF_MEMORY || !algo->renew ||
-        !algo->renew(plan->ctx, &plan->problem, prepared, plan->options))
+        !algo->renew(plan->ctx, prepared, plan->options))
         return st;
     why[0] = '\0';
     return cla_trial(plan->ctx, &plan->problem, algo, prepared, &choice->tile, why, why_size);
@@ -137,26 +137,23 @@ void clattn_plan_destroy(clattn_plan **pplan)
     free(plan);
 }
 
-static uint64_t workspace_of(const clattn_plan *plan, const struct cla_extent *e)
-{
-    const struct cla_algo *algo = plan->choice.algo;
-    const bool empty = e->batch == 0 || e->len_q == 0;
-    return algo->workspace && !empty
-               ? algo->workspace(plan->ctx, &plan->problem, plan->prepared, e)
-               : 0;
-}
-
 static clattn_status workspace_bound(const clattn_plan *plan, uint64_t *bytes)
 {
     const struct cla_problem *p = &plan->problem;
     const struct cla_extent e = {p->max_batch, p->max_len_q, p->max_len_kv, true};
-    *bytes = workspace_of(plan, &e);
+    *bytes = cla_workspace_need(plan->ctx, plan->choice.algo, p, plan->prepared, &e);
     if (*bytes && (p->max_batch == INT32_MAX || p->max_len_q == INT32_MAX ||
                    p->max_len_kv == INT32_MAX))
         return cla_fail(&plan->ctx->log, CLATTN_ERR_OVER_BOUND,
                         "the workspace of %s has no bound: max_batch, max_len_q or max_len_kv of "
                         "the plan is absent", plan->choice.algo->name);
     return CLATTN_OK;
+}
+
+static uint64_t need_of(const clattn_plan *plan, const struct cla_call *call)
+{
+    const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
+    return cla_workspace_need(plan->ctx, plan->choice.algo, &plan->problem, plan->prepared, &e);
 }
 
 clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
@@ -173,7 +170,7 @@ clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
         st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx), plan->ctx,
                             &plan->ctx->log, &checked);
         if (st == CLATTN_OK)
-            need = cla_plan_workspace(plan, &checked);
+            need = need_of(plan, &checked);
     } else {
         st = workspace_bound(plan, &need);
     }
@@ -186,18 +183,12 @@ clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
     return st;
 }
 
-uint64_t cla_plan_workspace(const clattn_plan *plan, const struct cla_call *call)
-{
-    const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
-    return workspace_of(plan, &e);
-}
-
 // The workspace that a call brings must be large enough and nobody else's.
 static clattn_status check_workspace(const clattn_plan *plan, struct cla_call *c)
 {
     clattn_context *ctx = plan->ctx;
     const clattn_buf *w = &c->workspace;
-    const uint64_t need = cla_plan_workspace(plan, c);
+    const uint64_t need = c->workspace_need;
     if (!need || w->kind == CLATTN_BUF_ABSENT)
         return CLATTN_OK;
     if (w->kind != CLATTN_BUF_CL_MEM)
@@ -231,7 +222,10 @@ clattn_status cla_plan_check_call(const clattn_plan *plan, const clattn_attentio
 {
     clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx),
                                       plan->ctx, &plan->ctx->log, out);
-    return st == CLATTN_OK ? check_workspace(plan, out) : st;
+    if (st != CLATTN_OK)
+        return st;
+    out->workspace_need = need_of(plan, out);
+    return check_workspace(plan, out);
 }
 
 static const char *kernel_name(const clattn_plan *plan)

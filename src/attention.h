@@ -20,11 +20,8 @@ struct clattn_plan {
 // last one, CLATTN_ERR_UNSUPPORTED if there was none at all.
 clattn_status cla_plan_prepare(clattn_plan *plan, const struct cla_ranking *ranking);
 
-// call -> checked call, with the workspace that it brings, if any.
+// call -> checked call, with the workspace that it needs and the one that it brings, if any.
 clattn_status cla_plan_check_call(const clattn_plan *plan, const clattn_attention_call *call,
                                   struct cla_call *out);
-
-// Bytes of workspace that the checked call needs; UINT64_MAX = more than 64 bits can say.
-uint64_t cla_plan_workspace(const clattn_plan *plan, const struct cla_call *call);
 
 #endif // CLA_ATTENTION_INTERNAL_H

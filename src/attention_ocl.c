@@ -85,11 +85,10 @@ clattn_status clattn_attention_enqueue(const clattn_plan *plan, const clattn_att
         CLA_TRY(cla_fail(log, CLATTN_ERR_BUFFER_MISSING,
                          "workspace.kind is %d: clattn_attention_enqueue() needs a cl_mem (%d)",
                          (int)checked.workspace.kind, (int)CLATTN_BUF_CL_MEM));
-    const uint64_t need = cla_plan_workspace(plan, &checked);
-    if (need && checked.workspace.kind == CLATTN_BUF_ABSENT)
+    if (checked.workspace_need && checked.workspace.kind == CLATTN_BUF_ABSENT)
         CLA_TRY(cla_fail(log, CLATTN_ERR_BUFFER_MISSING,
                          "workspace is absent: %s needs a cl_mem of %llu bytes",
-                         plan->choice.algo->name, (unsigned long long)need));
+                         plan->choice.algo->name, (unsigned long long)checked.workspace_need));
     if (checked.batch == 0 || checked.len_q == 0) {
         if (done_event)
             CLA_CL(ctx->ocl->cl->EnqueueMarkerWithWaitList(queue, num_wait, wait, done_event));

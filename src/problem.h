@@ -55,6 +55,7 @@ struct cla_call {
     int64_t lse_offset; // floats
     clattn_buf workspace;
     int64_t workspace_offset; // floats
+    uint64_t workspace_need;  // bytes, by the plan's algorithm; UINT64_MAX = beyond 64 bits
     bool bring_outputs; // device copies of O and LSE begin as the caller's, for a trial
 };
 

@@ -12,6 +12,14 @@ const struct cla_algo *const cla_algos[] = {
 };
 const int cla_algos_count = sizeof cla_algos / sizeof cla_algos[0];
 
+uint64_t cla_workspace_need(const clattn_context *ctx, const struct cla_algo *algo,
+                            const struct cla_problem *p, const struct cla_prepared *prepared,
+                            const struct cla_extent *e)
+{
+    const bool empty = e->batch == 0 || e->len_q == 0;
+    return algo->workspace && !empty ? algo->workspace(ctx, p, prepared, e) : 0;
+}
+
 void cla_call_bufs(const struct cla_problem *p, struct cla_call *call,
                    struct cla_call_buf out[CLA_CALL_BUFS])
 {

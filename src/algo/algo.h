@@ -55,8 +55,7 @@ struct cla_algo {
                              char *why, size_t why_size);
     // For what prepare() made and that failed its trial: builds anew, in place, what had come from
     // the program cache on disk. False where nothing had, or it doesn't build.
-    bool (*renew)(clattn_context *ctx, const struct cla_problem *p, struct cla_prepared *prepared,
-                  const char *options);
+    bool (*renew)(clattn_context *ctx, struct cla_prepared *prepared, const char *options);
     void (*release)(struct cla_prepared *prepared);
     // Bytes of workspace; UINT64_MAX where they go beyond 64 bits. NULL = never any.
     uint64_t (*workspace)(const clattn_context *ctx, const struct cla_problem *p,
@@ -88,6 +87,11 @@ extern const struct cla_algo cla_algo_host;
 extern const struct cla_algo cla_algo_reference;
 extern const struct cla_algo cla_algo_unfused;
 extern const struct cla_algo cla_algo_split_kv;
+
+// Bytes of workspace by the algorithm's count; 0 where there is nothing to compute.
+uint64_t cla_workspace_need(const clattn_context *ctx, const struct cla_algo *algo,
+                            const struct cla_problem *p, const struct cla_prepared *prepared,
+                            const struct cla_extent *e);
 
 // A tiny problem with every feature of `p`, run on `prepared` and compared with the reference.
 // CLATTN_ERR_SELF_TEST, with the worst element in `why`, where the numbers are wrong.

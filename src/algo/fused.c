@@ -3,22 +3,12 @@
 // (FlashAttention-2 order, arXiv 2307.08691). Two kernel shapes: fused_group.cl, fused_vector.cl.
 #include "algo/tiled_ocl.h"
 
-static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
-                            const struct cla_prepared *prepared, const struct cla_call *call,
-                            const struct cla_submit *submit)
-{
-    struct cla_fwd_args args;
-    cla_tiled_args(p, &prepared->tile, call, &args);
-    const size_t groups = (size_t)args.num_tiles * (size_t)p->heads_kv * (size_t)call->batch;
-    return cla_tiled_launch(ctx, prepared, 0, &args, call, false, groups, submit);
-}
-
 static const struct cla_tiled fused = {
     .group = {{"fused_group.cl", "fused_group"}},
     .vector = {{"fused_vector.cl", "fused_vector"}},
     .subgroups = true,
     .passes = 1,
-    .launch = launch,
+    .launch = cla_tiled_launch_rows,
 };
 
 const struct cla_algo cla_algo_fused = {

@@ -20,18 +20,24 @@ static int best_with_subgroups(const struct cla_algo *self, const struct cla_pro
     return cla_tile_rank(p, caps, CLATTN_KERNEL_SUBGROUP, out, 1, NULL);
 }
 
+bool cla_tiled_compiles(const struct cla_algo *self, const struct cla_caps *caps,
+                        struct cla_notes *refusals)
+{
+    if (caps->type == CLA_DEVICE_BUILTIN)
+        cla_note(refusals, "%s: the context's device is the built-in CPU path", self->name);
+    else if (!caps->compiler)
+        cla_note(refusals, "%s: the device has no OpenCL C compiler", self->name);
+    else
+        return true;
+    return false;
+}
+
 int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
                       const struct cla_caps *caps, struct cla_tile *out, int max,
                       struct cla_notes *refusals)
 {
-    if (caps->type == CLA_DEVICE_BUILTIN) {
-        cla_note(refusals, "%s: the context's device is the built-in CPU path", self->name);
+    if (!cla_tiled_compiles(self, caps, refusals))
         return 0;
-    }
-    if (!caps->compiler) {
-        cla_note(refusals, "%s: the device has no OpenCL C compiler", self->name);
-        return 0;
-    }
     const int32_t best = cla_caps_vector_shape(caps) ? CLATTN_KERNEL_VECTOR : CLATTN_KERNEL_GROUP;
     const int32_t first = p->kernel == CLATTN_KERNEL_AUTO ? best : p->kernel;
     const int32_t other =
@@ -144,13 +150,11 @@ done:
     return st;
 }
 
-bool cla_tiled_renew(clattn_context *ctx, const struct cla_problem *p,
-                     struct cla_prepared *prepared, const char *options)
+bool cla_tiled_renew(clattn_context *ctx, struct cla_prepared *prepared, const char *options)
 {
     char why[192] = "";
     bool renewed = false;
     destroy_kernels(prepared);
-    (void)p;
     const clattn_status st = make_kernels(ctx, prepared, options, true, &renewed, why, sizeof why);
     if (renewed)
         cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s: what the program cache had of it failed",
@@ -180,7 +184,7 @@ clattn_status cla_tiled_prepare(clattn_context *ctx, const struct cla_algo *self
     st = make_kernels(ctx, prepared, options, false, &renewed, why, why_size);
     // A program of the cache may lack what one that is compiled has.
     if (st != CLATTN_OK && st != CLATTN_ERR_BUILD && st != CLATTN_ERR_FILE &&
-        st != CLATTN_ERR_OUT_OF_MEMORY && cla_tiled_renew(ctx, p, prepared, options))
+        st != CLATTN_ERR_OUT_OF_MEMORY && cla_tiled_renew(ctx, prepared, options))
         st = CLATTN_OK;
     if (st == CLATTN_OK)
         *out = prepared;
@@ -301,6 +305,16 @@ clattn_status cla_tiled_launch(clattn_context *ctx, const struct cla_prepared *p
                                submit->num_wait, submit->wait, submit->done);
 }
 
+clattn_status cla_tiled_launch_rows(clattn_context *ctx, const struct cla_problem *p,
+                                    const struct cla_prepared *prepared,
+                                    const struct cla_call *call, const struct cla_submit *submit)
+{
+    struct cla_fwd_args args;
+    cla_tiled_args(p, &prepared->tile, call, &args);
+    const size_t groups = (size_t)args.num_tiles * (size_t)p->heads_kv * (size_t)call->batch;
+    return cla_tiled_launch(ctx, prepared, 0, &args, call, false, groups, submit);
+}
+
 clattn_status cla_tiled_enqueue(clattn_context *ctx, const struct cla_problem *p,
                                 const struct cla_prepared *prepared, const struct cla_call *call,
                                 const struct cla_submit *submit)
@@ -312,18 +326,13 @@ clattn_status cla_tiled_enqueue(clattn_context *ctx, const struct cla_problem *p
 }
 
 // A workspace for a blocking call that brings none; *own stays NULL where none is needed.
-static clattn_status own_workspace(clattn_context *ctx, const struct cla_problem *p,
-                                   const struct cla_prepared *prepared, struct cla_call *call,
-                                   void **own)
+static clattn_status own_workspace(clattn_context *ctx, const struct cla_algo *algo,
+                                   struct cla_call *call, void **own)
 {
-    const struct cla_algo *algo = prepared->algo;
-    if (!algo->workspace || call->workspace.kind != CLATTN_BUF_ABSENT)
+    const uint64_t need = call->workspace_need;
+    if (!need || call->workspace.kind != CLATTN_BUF_ABSENT)
         return CLATTN_OK;
-    const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
-    const uint64_t need = algo->workspace(ctx, p, prepared, &e);
-    if (!need)
-        return CLATTN_OK;
-    const clattn_status st = need > SIZE_MAX ? CLATTN_ERR_OUT_OF_MEMORY
+    const clattn_status st = need >= SIZE_MAX ? CLATTN_ERR_OUT_OF_MEMORY
                                              : cla_ocl_mem_create(ctx, (size_t)need, own);
     if (st != CLATTN_OK)
         return cla_fail(&ctx->log, st, "%s: no memory for a workspace of %llu bytes", algo->name,
@@ -347,7 +356,7 @@ static clattn_status run_on_device(clattn_context *ctx, const struct cla_problem
     cl_event event = NULL;
     void *own = NULL;
     const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, &event};
-    CLA_TRY(own_workspace(ctx, p, prepared, &stage.call, &own));
+    CLA_TRY(own_workspace(ctx, prepared->algo, &stage.call, &own));
     CLA_TRY(prepared->algo->tiled->launch(ctx, p, prepared, &stage.call, &submit));
     CLA_CL(cl->WaitForEvents(1, &event));
     CLA_TRY(cla_stage_out(&stage, event));

@@ -43,6 +43,10 @@ struct cla_prepared {
     void *more;
 };
 
+// Whether kernels can be compiled for the device at all; a note where not.
+bool cla_tiled_compiles(const struct cla_algo *self, const struct cla_caps *caps,
+                        struct cla_notes *refusals);
+
 // The members of struct cla_algo.
 int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
                       const struct cla_caps *caps, struct cla_tile *out, int max,
@@ -51,8 +55,7 @@ clattn_status cla_tiled_prepare(clattn_context *ctx, const struct cla_algo *self
                                 const struct cla_problem *p, const struct cla_tile *tile,
                                 struct cla_prepared **out, char *options, size_t options_size,
                                 char *why, size_t why_size);
-bool cla_tiled_renew(clattn_context *ctx, const struct cla_problem *p,
-                     struct cla_prepared *prepared, const char *options);
+bool cla_tiled_renew(clattn_context *ctx, struct cla_prepared *prepared, const char *options);
 void cla_tiled_release(struct cla_prepared *prepared);
 clattn_status cla_tiled_run(clattn_context *ctx, const struct cla_problem *p,
                             const struct cla_prepared *prepared, const struct cla_call *call);
@@ -70,5 +73,10 @@ size_t cla_tiled_local(const struct cla_tile *tile);
 clattn_status cla_tiled_launch(clattn_context *ctx, const struct cla_prepared *prepared, int which,
                                const struct cla_fwd_args *args, const struct cla_call *call,
                                bool workspace, size_t groups, const struct cla_submit *submit);
+
+// The launch of an algorithm of one kernel without workspace, a work-group for each tile of rows.
+clattn_status cla_tiled_launch_rows(clattn_context *ctx, const struct cla_problem *p,
+                                    const struct cla_prepared *prepared,
+                                    const struct cla_call *call, const struct cla_submit *submit);
 
 #endif // CLA_ALGO_TILED_OCL_H

@@ -120,6 +120,8 @@ clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
                                       .lse = p->lse ? t.want_lse : NULL,
                                       .mask = p->mask ? t.mask : NULL};
     CLA_TRY(cla_ref_forward(&t.p, &t.call, &want));
+    const struct cla_extent e = {t.call.batch, t.call.len_q, t.call.len_kv, false};
+    t.call.workspace_need = cla_workspace_need(ctx, algo, &t.p, prepared, &e);
     st = algo->run(ctx, &t.p, prepared, &t.call);
     if (st != CLATTN_OK) {
         snprintf(why, why_size, "trial: %s", clattn_status_string(st));

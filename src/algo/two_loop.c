@@ -6,16 +6,6 @@
 
 #include "algo/tiled_ocl.h"
 
-static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
-                            const struct cla_prepared *prepared, const struct cla_call *call,
-                            const struct cla_submit *submit)
-{
-    struct cla_fwd_args args;
-    cla_tiled_args(p, &prepared->tile, call, &args);
-    const size_t groups = (size_t)args.num_tiles * (size_t)p->heads_kv * (size_t)call->batch;
-    return cla_tiled_launch(ctx, prepared, 0, &args, call, false, groups, submit);
-}
-
 // What one loop moves (cla_tile_bytes), and for the other K for each tile of rows and the mask.
 static double bytes(const struct cla_problem *p, const struct cla_caps *caps,
                     const struct cla_tile *t, int64_t len_q, int64_t len_kv)
@@ -32,7 +22,7 @@ static const struct cla_tiled two_loop = {
     .group = {{"two_loop_group.cl", "two_loop_group"}},
     .vector = {{"two_loop_vector.cl", "two_loop_vector"}},
     .passes = 2,
-    .launch = launch,
+    .launch = cla_tiled_launch_rows,
 };
 
 const struct cla_algo cla_algo_two_loop = {

@@ -37,16 +37,8 @@ static int propose(const struct cla_algo *self, const struct cla_problem *p,
                    struct cla_notes *refusals)
 {
     static const char *const softmax[] = {"", "naive", "safe", "online"};
-    if (max < 1)
+    if (max < 1 || !cla_tiled_compiles(self, caps, refusals))
         return 0;
-    if (caps->type == CLA_DEVICE_BUILTIN) {
-        cla_note(refusals, "%s: the context's device is the built-in CPU path", self->name);
-        return 0;
-    }
-    if (!caps->compiler) {
-        cla_note(refusals, "%s: the device has no OpenCL C compiler", self->name);
-        return 0;
-    }
     size_t most = caps->max_group < caps->max_items[0] ? caps->max_group : caps->max_items[0];
     int32_t items = 1;
     while (items < ITEMS_MAX && 2 * (size_t)items <= most)
