@@ -5,7 +5,7 @@
 //   O[b,h,i,:] = sum_j p[i,j] * V[b,g,j,:] / l[i],  p = e^(x[i,j] - m[i]),  x = scale * dot(Q, K),
 //   LSE[b,h,i] = m[i] + ln l[i],                    j over the keys that row i sees
 //
-// One work-item is a work-group and owns a tile of rows (vector_tile.clh).
+// One work-item is a work-group and owns a tile of rows (vector_tile.clh, vector_walk.clh).
 //
 //   global size: num_tiles * heads_kv * batch, tile fastest, last first (causal: heavy ones)
 //   local memory: none. Private: q, o, o_hi of DIM * TILE_Q floats each, p of TILE_K * TILE_Q.
@@ -17,7 +17,7 @@
 // the rest. A tile of rows whose output is not finite everywhere is computed again, with the hidden
 // pairs left out one by one and the weights scaled down, so that the sum of finite V is finite.
 
-#include "vector_tile.clh"
+#include "vector_walk.clh"
 
 // The hint keeps compilers from widening the kernel over work-items as well.
 __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel void
@@ -40,38 +40,8 @@ fused_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
     find_mask(&mask, &a, &rows, at.b);
 
     struct sums total;
-    bool careful = false;
-    for (;;) {
-        struct sums s;
-        clear(&total);
-        clear(&s);
-        int tiles = 0, n;
-        for (int j = j_begin; j < j_end; j += n) {
-            n = min(TILE_K, j_end - j);
-            struct key_tile t;
-            find_keys(&t, &a, k_mem, v_mem, j, n, j_end);
-            ROWF p[PADDED_K * QV];
-            ROWF f[QV];
-            if (!score_tile(p, q, &a, &rows, &t, j, &mask, mask_mem))
-                continue;
-            ROWI hidden[TILE_K * QV];
-            for (int c = 0; careful && c < n * QV; ++c)
-                hidden[c] = p[c] == (ROWF)(-INFINITY);
-            absorb(p, f, &s, n);
-            for (int c = 0; careful && c < n * QV; ++c)
-                p[c] *= careful_scale(a.len_kv);
-            if (careful)
-                accumulate_visible(s.o, p, hidden, f, &t);
-            else
-                accumulate(s.o, p, f, &t);
-            if (++tiles % FLUSH_TILES == 0)
-                flush(&total, &s);
-        }
-        flush(&total, &s);
-        if (careful || all_finite(&total))
-            break;
-        careful = true;
-    }
+    const bool careful =
+        sum_keys(&total, q, &a, &rows, k_mem, v_mem, j_begin, j_end, &mask, mask_mem);
     store_output(&total, &a, &rows, at.b, careful ? careful_unscale(a.len_kv) : 1.0f, o_mem);
     if (a.flags & CLA_FWD_HAS_LSE)
         store_lse(&total, &a, &rows, at.b, lse_mem);

@@ -17,7 +17,7 @@
 //
 // Numerics: as fused_group.cl. A part without keys has m = -INFINITY, l = 0 and no O.
 
-#include "group_tile.clh"
+#include "group_walk.clh"
 #include "split.clh"
 
 // O, m and l of row n of the tile to the workspace.
@@ -74,46 +74,19 @@ void split_kv_group(const struct cla_fwd_args a, __global const q_elem *q,
     find_span(&keys, &a, &at);
     cut_keys(&keys.begin, &keys.end, &a, part_id);
     keys.full_end = min(keys.full_end, keys.end);
-    const int tiles = span_tiles(&keys);
-    const long k_base = tensor_at(&a.k, at.b, at.g, 0);
-    const long v_base = tensor_at(&a.v, at.b, at.g, 0);
     struct sums sum;
 
     if (item == 0)
         flag[0] = 0;
 #if CHUNKS_QK == 1
-    if (tiles > 0)
+    if (keys.begin < keys.end)
         load_queries(q_tile, &a, &at, q, 0, item);
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);
 
-    int passes = 1;
-    for (int pass = 0; pass < passes; ++pass) {
-        const bool careful = pass > 0;
-        clear_sums(&sum);
-        for (int tile = 0; tile < tiles; ++tile) {
-            const int k0 = keys.begin + tile * TILE_K;
-            float s[GROUP_ROWS][GROUP_KEYS];
-            float f[GROUP_ROWS];
-            score_tile(s, q_tile, kv_tile, &a, &at, &keys, q, k, k_base, mask, k0, item);
-            put_maxima(part, s, item);
-            barrier(CLK_LOCAL_MEM_FENCE);
-            absorb(p_tile, part, &sum, f, s, careful ? -1.0f : 0.0f,
-                   careful ? careful_scale(a.len_kv) : 1.0f, item);
-            add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, false,
-                     item);
-        }
-
-        if (!all_finite(&sum))
-            atomic_or(&flag[0], 1);
-#pragma unroll
-        for (uint n = 0; n < GROUP_ROWS; ++n)
-            part[GROUP_PART_PUT(item, n)] = sum.l[n];
-        barrier(CLK_LOCAL_MEM_FENCE);
-        passes = flag[0] ? 2 : 1;
-    }
-
-    const float unscale = passes > 1 ? careful_unscale(a.len_kv) : 1.0f;
+    const bool careful = sum_keys(&sum, q_tile, kv_tile, p_tile, part, flag, &a, &at, &keys, q, k,
+                                  v, mask, item);
+    const float unscale = careful ? careful_unscale(a.len_kv) : 1.0f;
 #pragma unroll
     for (uint n = 0; n < GROUP_ROWS; ++n) {
         const float l = join_sums(part, n, item);

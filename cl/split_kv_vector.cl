@@ -17,7 +17,7 @@
 //
 // Numerics: as fused_vector.cl. A part without keys has m = -INFINITY, l = 0, O = 0.
 
-#include "vector_tile.clh"
+#include "vector_walk.clh"
 #include "split.clh"
 
 // O, m and l of the rows of the tile to the workspace, `row` is the first. Element by element: a
@@ -65,38 +65,8 @@ split_kv_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
     find_mask(&mask, &a, &rows, at.b);
 
     struct sums total;
-    bool careful = false;
-    for (;;) {
-        struct sums s;
-        clear(&total);
-        clear(&s);
-        int tiles = 0, n;
-        for (int j = j_begin; j < j_end; j += n) {
-            n = min(TILE_K, j_end - j);
-            struct key_tile t;
-            find_keys(&t, &a, k_mem, v_mem, j, n, j_end);
-            ROWF p[PADDED_K * QV];
-            ROWF f[QV];
-            if (!score_tile(p, q, &a, &rows, &t, j, &mask, mask_mem))
-                continue;
-            ROWI hidden[TILE_K * QV];
-            for (int c = 0; careful && c < n * QV; ++c)
-                hidden[c] = p[c] == (ROWF)(-INFINITY);
-            absorb(p, f, &s, n);
-            for (int c = 0; careful && c < n * QV; ++c)
-                p[c] *= careful_scale(a.len_kv);
-            if (careful)
-                accumulate_visible(s.o, p, hidden, f, &t);
-            else
-                accumulate(s.o, p, f, &t);
-            if (++tiles % FLUSH_TILES == 0)
-                flush(&total, &s);
-        }
-        flush(&total, &s);
-        if (careful || all_finite(&total))
-            break;
-        careful = true;
-    }
+    const bool careful =
+        sum_keys(&total, q, &a, &rows, k_mem, v_mem, j_begin, j_end, &mask, mask_mem);
     const float unscale = careful ? careful_unscale(a.len_kv) : 1.0f;
     if (a.num_splits > 1) {
         store_part(&total, &a, &rows, part_row(&a, at.b, at.g, at.first), part, unscale, workspace);
