@@ -92,32 +92,27 @@ clattn_attention_call app_call(void)
     return call;
 }
 
-// Reads a buffer whole, behind `wait` (NULL = nothing). What lies around its bytes must be as it
-// was.
-static unsigned char *read_guarded(cl_command_queue queue, cl_event wait, int which,
-                                   const char *what)
+float *app_read_guarded(cl_command_queue queue, cl_event wait, cl_mem mem, size_t bytes,
+                        const char *what)
 {
-    const size_t bytes = app.bytes[which];
-    unsigned char *all = malloc(bytes + 2 * GUARD_BYTES);
-    assert_non_null(all);
-    CL_OK(clEnqueueReadBuffer(queue, app.mem[which], CL_TRUE, 0, bytes + 2 * GUARD_BYTES, all,
-                              wait ? 1 : 0, wait ? &wait : NULL, NULL));
-    for (size_t n = 0; n < (bytes + 2 * GUARD_BYTES) / 4; n++) {
-        uint32_t bits;
-        memcpy(&bits, all + n * 4, 4);
+    const size_t all = bytes + 2 * GUARD_BYTES;
+    float *x = malloc(all);
+    assert_non_null(x);
+    CL_OK(clEnqueueReadBuffer(queue, mem, CL_TRUE, 0, all, x, wait ? 1 : 0, wait ? &wait : NULL,
+                              NULL));
+    for (size_t n = 0; n < all / 4; n++) {
         const bool inside = n >= GUARD_BYTES / 4 && n < (GUARD_BYTES + bytes) / 4;
-        if (!inside && bits != UNWRITTEN_BITS)
+        if (!inside && float_bits(x[n]) != UNWRITTEN_BITS)
             fail_msg("%s: wrote outside, at byte %zu", what, n * 4);
     }
-    return all;
+    return x;
 }
 
-static void check_floats(const char *what, const unsigned char *all, size_t bytes,
+static void check_floats(const char *what, const float *all, size_t bytes,
                          const float *expected, const struct tolerance *tol)
 {
     struct compare_report report;
-    if (!compare((const float *)(const void *)(all + GUARD_BYTES), expected, bytes / 4, tol,
-                 &report)) {
+    if (!compare(all + GUARD_BYTES / 4, expected, bytes / 4, tol, &report)) {
         compare_print(what, &report);
         fail_msg("%s is wrong", what);
     }
@@ -130,25 +125,31 @@ void app_check_result(cl_command_queue queue, cl_event wait)
     const struct tolerance *const tol[] = {&app.d.tol_o, &app.d.tol_lse};
     for (int n = 0; n < 2; n++) {
         const char *const what = n ? "LSE" : "O";
-        unsigned char *all = read_guarded(queue, wait, outputs[n], what);
-        check_floats(what, all, app.bytes[outputs[n]], expected[n], tol[n]);
+        const size_t bytes = app.bytes[outputs[n]];
+        float *all = app_read_guarded(queue, wait, app.mem[outputs[n]], bytes, what);
+        check_floats(what, all, bytes, expected[n], tol[n]);
         free(all);
     }
     if (app.mem[BUF_WORKSPACE])
-        free(read_guarded(queue, wait, BUF_WORKSPACE, "workspace"));
+        free(app_read_guarded(queue, wait, app.mem[BUF_WORKSPACE], app.bytes[BUF_WORKSPACE],
+                              "workspace"));
+}
+
+void app_assert_blank(cl_command_queue queue, cl_mem mem, size_t bytes)
+{
+    const size_t all = bytes + 2 * GUARD_BYTES;
+    uint32_t *bits = malloc(all);
+    assert_non_null(bits);
+    CL_OK(clEnqueueReadBuffer(queue, mem, CL_TRUE, 0, all, bits, 0, NULL, NULL));
+    for (size_t m = 0; m < all / 4; m++)
+        assert_int_equal(bits[m], UNWRITTEN_BITS);
+    free(bits);
 }
 
 void app_assert_outputs_blank(cl_command_queue queue)
 {
-    for (int n = BUF_O; n <= BUF_LSE; n++) {
-        const size_t all = app.bytes[n] + 2 * GUARD_BYTES;
-        uint32_t *bits = malloc(all);
-        assert_non_null(bits);
-        CL_OK(clEnqueueReadBuffer(queue, app.mem[n], CL_TRUE, 0, all, bits, 0, NULL, NULL));
-        for (size_t m = 0; m < all / 4; m++)
-            assert_int_equal(bits[m], UNWRITTEN_BITS);
-        free(bits);
-    }
+    for (int n = BUF_O; n <= BUF_LSE; n++)
+        app_assert_blank(queue, app.mem[n], app.bytes[n]);
 }
 
 cl_int app_status_of(cl_event event)
@@ -270,15 +271,21 @@ bool app_open(struct test_device *device, int32_t algo, const struct attn_case *
     memset(&app, 0, sizeof app);
     app.device = device;
     app.algo = algo;
-    app.c = *c;
     app.id = clattn_context_cl_device(device->ctx);
     app.context = clCreateContext(NULL, 1, &app.id, NULL, NULL, &code);
-    if (code != CL_SUCCESS || !attn_data_make(&app.c, &app.d)) {
+    if (c)
+        app.c = *c;
+    if (code != CL_SUCCESS || (c && !attn_data_make(&app.c, &app.d))) {
         printf("%s: no context or no data (%d)\n", device->tag, (int)code);
         return false;
     }
+    cl_int more;
     app.in_order = clCreateCommandQueue(app.context, app.id, 0, &code);
-    app.other = clCreateCommandQueue(app.context, app.id, 0, &code);
+    app.other = clCreateCommandQueue(app.context, app.id, 0, &more);
+    if (code != CL_SUCCESS || more != CL_SUCCESS) {
+        printf("%s: no queues (%d, %d)\n", device->tag, (int)code, (int)more);
+        return false;
+    }
     app.out_of_order = clCreateCommandQueue(app.context, app.id,
                                             CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, &code);
     if (code != CL_SUCCESS) {

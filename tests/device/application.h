@@ -35,7 +35,8 @@ extern struct application app;
 
 #define CL_OK(call) assert_int_equal((call), CL_SUCCESS)
 
-// Opens it on a device with a guest of its own. False with a line saying why.
+// Opens it on a device with a guest of its own; a NULL case leaves the problem, its data and memory
+// to the caller. False with a line saying why.
 bool app_open(struct test_device *device, int32_t algo, const struct attn_case *c);
 void app_close(bool failed);
 
@@ -58,6 +59,14 @@ clattn_attention_call app_call(void);
 cl_mem app_own_workspace(const clattn_plan *plan, clattn_attention_call *call);
 // The call on a queue, behind `wait` (NULL = nothing).
 void app_enqueue(cl_command_queue queue, cl_event wait, cl_event *done);
+
+// Reads a buffer of app_blank_buffer() whole, behind `wait` (NULL = nothing); the guards around its
+// `bytes` must be as they were. The caller frees.
+float *app_read_guarded(cl_command_queue queue, cl_event wait, cl_mem mem, size_t bytes,
+                        const char *what);
+
+// Fails the test if any byte of such a buffer was written.
+void app_assert_blank(cl_command_queue queue, cl_mem mem, size_t bytes);
 
 // Reads O and LSE whole, behind `wait` (NULL = nothing), and checks every byte; what lies around
 // the workspace must be as it was.
