@@ -124,8 +124,10 @@ static clattn_status bench_attention(struct tool_session *s, struct tool_session
         st = clattn_plan_get_info(*plan, info);
     if (st == CLATTN_OK) {
         bool on_cpu = info->algo == CLATTN_ALGO_HOST || info->algo == CLATTN_ALGO_REFERENCE;
-        r->bytes = bench_bytes(&item->p, info);
         st = bench_plan(s, on_cpu ? builtin : s, item, *plan, runs, r, over);
+        // Last, since it walks over tiles of which there may be no end where memory runs out.
+        if (st == CLATTN_OK)
+            r->bytes = bench_bytes(&item->p, info);
     }
     return st;
 }

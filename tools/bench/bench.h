@@ -87,7 +87,7 @@ clattn_status bench_check(struct tool_session *s, const struct tool_problem *p,
 
 // Bytes that a run moves between memory and the device. For fused, host and reference: Q, O and the
 // mask once, and K and V once for each tile of queries, as far as the tile sees keys; for others
-// what their plan says, as if no key were hidden, and the mask.
+// what their plan says, as if no key were hidden.
 double bench_bytes(const struct tool_problem *p, const clattn_plan_info *info);
 
 // Something that is timed.

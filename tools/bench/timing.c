@@ -32,10 +32,8 @@ static double mask_bytes(const struct tool_problem *p)
 
 double bench_bytes(const struct tool_problem *p, const clattn_plan_info *info)
 {
-    // Counting what tiles see is not worth it where there are too many of them to walk over.
-    const bool countless = (double)p->len_q * p->heads_q > 1e9;
-    if (countless || (info->algo != CLATTN_ALGO_FUSED && info->algo != CLATTN_ALGO_HOST &&
-                      info->algo != CLATTN_ALGO_REFERENCE))
+    if (info->algo != CLATTN_ALGO_FUSED && info->algo != CLATTN_ALGO_HOST &&
+        info->algo != CLATTN_ALGO_REFERENCE)
         return (double)p->batch * (double)info->bytes_moved;
     // A row is a query of one of the heads that share a key/value head.
     const int64_t group = p->heads_q / p->heads_kv, rows = group * p->len_q;
