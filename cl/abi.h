@@ -23,7 +23,7 @@ struct cla_fwd_tensor {
     cla_i64 stride_s;
 };
 
-// The boolean mask: offsets and strides in bytes; 0 broadcasts.
+// The boolean mask or the bias: offsets and strides in elements; 0 broadcasts.
 struct cla_fwd_mask {
     cla_i64 offset;
     cla_i64 stride_b;
@@ -41,30 +41,54 @@ struct cla_fwd_args {
     struct cla_fwd_tensor k;
     struct cla_fwd_tensor v;
     struct cla_fwd_tensor o;
+    struct cla_fwd_tensor k_scale; // of int8 keys, a float for each
+    struct cla_fwd_tensor v_scale;
     struct cla_fwd_mask mask;
-    cla_i64 lse_offset; // floats; the LSE tensor is [batch, heads_q, len_q] contiguous
+    struct cla_fwd_mask bias;
+    cla_i64 lse_offset; // floats
+    cla_i64 lse_stride_b;
+    cla_i64 lse_stride_h;
     cla_i64 workspace_offset; // floats
+    cla_i64 alibi_offset; // floats
+    cla_i64 alibi_stride_b;
+    cla_i64 sinks_offset;  // floats
+    cla_i64 kv_lens_offset; // ints, as all below
+    cla_i64 cu_q_offset;
+    cla_i64 cu_kv_offset;
+    cla_i64 table_offset;
+    cla_i64 faults_offset;
     cla_i32 batch;
     cla_i32 heads_q;
     cla_i32 heads_kv;
     cla_i32 group; // heads_q / heads_kv
+    // Lengths of the longest sequence, until enter_sequence() makes them those of one: the same for
+    // off, win_lo, win_hi.
     cla_i32 len_q;
     cla_i32 len_kv;
+    cla_i32 max_len_q; // of the longest sequence always: rows of the workspace
+    cla_i32 off; // query i stands at key i + off
+    cla_i32 left; // extra keys of the window, -1 = unlimited; causal is right = 0
+    cla_i32 right;
     // Query i sees key j when win_lo <= j - i <= win_hi (and j < len_kv). Causal: win_hi = off.
     // Unlimited sides are CLA_WIN_MIN / CLA_WIN_MAX; i + win_hi is computed in 64 bits.
     cla_i32 win_lo;
     cla_i32 win_hi;
+    cla_i32 total_q; // tokens of packed sequences
+    cla_i32 total_kv;
+    cla_i32 page_size;
+    cla_i32 num_pages; // in the pool
+    cla_i32 max_pages; // entries of a row of the table
+    float softcap; // 0 = none
     // The score is post_scale * dot(scale * Q, K); one of the two is 1, see score.clh.
     float scale;
     float post_scale;
     cla_u32 flags; // CLA_FWD_* bits
     cla_i32 num_tiles; // query tiles per (batch, key head)
     cla_i32 num_splits; // parts that the keys are cut into, 1 where an algorithm doesn't cut them
-    cla_i32 reserved;
 };
 
 // Workspace of split keys, in floats from workspace_offset on. Row r of (batch b, key head g) is
-// n = (b * heads_kv + g) * len_q * group + r of `rows` = batch * heads_q * len_q.
+// n = (b * heads_kv + g) * max_len_q * group + r of `rows` = batch * heads_q * max_len_q.
 //   O of part k of row n at CLA_PART_O, normalised; its maximum m and then its sum l at CLA_PART_ML
 #define CLA_PART_O(n, k, num_splits, dim_v) (((n) * (num_splits) + (k)) * (dim_v))
 #define CLA_PART_ML(rows, n, k, num_splits, dim_v)                                                 \
@@ -78,6 +102,17 @@ struct cla_fwd_args {
 #define CLA_FWD_HAS_MASK 2u // slot CLA_SLOT_MASK is bound
 #define CLA_FWD_ALIGNED16 4u // dims, offsets and strides of q, k, v, o are multiples of 4 floats
 #define CLA_FWD_LONG_ROWS 8u // fused_kv_outer: the workspace has room for rounding errors
+#define CLA_FWD_HAS_BIAS 16u
+#define CLA_FWD_BIAS_F16 32u // its type; neither of the two: float
+#define CLA_FWD_BIAS_BF16 64u
+#define CLA_FWD_HAS_ALIBI 128u
+#define CLA_FWD_HAS_SINKS 256u
+#define CLA_FWD_HAS_KV_LENS 512u
+#define CLA_FWD_PACKED_Q 1024u
+#define CLA_FWD_PACKED_KV 2048u
+#define CLA_FWD_RAGGED (CLA_FWD_HAS_KV_LENS | CLA_FWD_PACKED_Q | CLA_FWD_PACKED_KV)
+#define CLA_FWD_TOP_LEFT 4096u // alignment, else bottom-right
+#define CLA_FWD_HAS_FAULTS 8192u
 
 // Kernel argument slots, the same in every forward kernel. An absent buffer is a NULL cl_mem.
 #define CLA_SLOT_ARGS 0
@@ -87,12 +122,28 @@ struct cla_fwd_args {
 #define CLA_SLOT_O 4
 #define CLA_SLOT_LSE 5
 #define CLA_SLOT_MASK 6
-#define CLA_SLOT_WORKSPACE 7 // only of kernels that have one
+#define CLA_SLOT_WORKSPACE 7
+#define CLA_SLOT_BIAS 8
+#define CLA_SLOT_ALIBI 9
+#define CLA_SLOT_SINKS 10
+#define CLA_SLOT_KV_LENS 11
+#define CLA_SLOT_CU_Q 12
+#define CLA_SLOT_CU_KV 13
+#define CLA_SLOT_TABLE 14
+#define CLA_SLOT_K_SCALE 15
+#define CLA_SLOT_V_SCALE 16
+#define CLA_SLOT_FAULTS 17
+#define CLA_SLOTS 18
+
+// What went wrong with numbers on the device; equal to CLATTN_FAULT_*.
+#define CLA_FAULT_LENGTH 1
+#define CLA_FAULT_OFFSETS 2
+#define CLA_FAULT_PAGE 4
 
 // MASK_KIND, a literal of the forward kernels.
 #define CLA_MASK_NONE 0    // only j < len_kv
 #define CLA_MASK_WINDOW 1  // causal or window: win_lo, win_hi
-#define CLA_MASK_GENERAL 2 // the window and the boolean mask
+#define CLA_MASK_GENERAL 2 // window, boolean mask, bias, ALiBi and soft-cap, each where it is there
 
 // SUBGROUPS, a literal of the group shape.
 #define CLA_SUBGROUPS_NONE 0

@@ -22,11 +22,10 @@
 #include "group_walk.clh"
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1))) SUBGROUP_SIZE
-void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global const kv_elem *k,
-                 __global const kv_elem *v, __global o_elem *o, __global float *lse,
-                 __global const uchar *mask)
+void fused_group(FWD_PARAMS)
 {
     GROUP_LOCAL;
+    struct cla_fwd_args a = args;
     if (!ROW_SHARED_OK)
         return; // the trial of the plan sees that nothing was written
     const uint item = (uint)get_local_id(0);
@@ -39,17 +38,17 @@ void fused_group(const struct cla_fwd_args a, __global const q_elem *q, __global
     if (item == 0)
         flag[0] = 0;
 #if CHUNKS_QK == 1
-    load_queries(q_tile, &a, &at, q, 0, item);
+    load_queries(q_tile, &a, &at, q_mem, 0, item);
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);
 
-    const bool careful = sum_keys(&sum, q_tile, kv_tile, p_tile, part, flag, &a, &at, &keys, q, k,
-                                  v, mask, item);
+    const bool careful = sum_keys(&sum, q_tile, kv_tile, p_tile, part, flag, &a, &at, &keys,
+                                  q_mem, k_mem, v_mem, mask_mem, item);
 #pragma unroll
     for (uint n = 0; n < GROUP_ROWS; ++n) {
         const float l = join_sums(part, n, item);
         if (GROUP_ROW(item, n) < at.rows)
-            store_row(&sum, &a, &at, o, lse, n, l,
+            store_row(&sum, &a, &at, o_mem, lse_mem, n, l,
                       careful ? careful_unscale(a.len_kv) : 1.0f, item);
     }
 }

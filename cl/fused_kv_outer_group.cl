@@ -54,12 +54,10 @@ INLINE void put_maxima_so_far(__local float *part, const struct state *st,
 }
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
-void fused_kv_outer_group(const struct cla_fwd_args a, __global const q_elem *q,
-                          __global const kv_elem *k, __global const kv_elem *v,
-                          __global o_elem *o, __global float *lse, __global const uchar *mask,
-                          __global float *workspace)
+void fused_kv_outer_group(FWD_PARAMS)
 {
     GROUP_LOCAL;
+    struct cla_fwd_args a = args;
 #if KEEPS_KV
     __local float4 v_tile[TILE_K * GROUP_PITCH_QUADS];
 #endif
@@ -78,8 +76,8 @@ void fused_kv_outer_group(const struct cla_fwd_args a, __global const q_elem *q,
         const int k0 = begin + round * TILE_K;
 #if KEEPS_KV
         // Behind the barriers of the round before nobody reads these any more.
-        load_keys(kv_tile, k, k_base, a.k.stride_s, k0, end, 0, DIM_QK, true, is_aligned(&a), item);
-        load_keys(v_tile, v, v_base, a.v.stride_s, k0, end, 0, DIM_V, false, is_aligned(&a), item);
+        load_keys(kv_tile, k_mem, k_base, a.k.stride_s, k0, end, 0, DIM_QK, true, is_aligned(&a), item);
+        load_keys(v_tile, v_mem, v_base, a.v.stride_s, k0, end, 0, DIM_V, false, is_aligned(&a), item);
 #endif
         for (int tile = strip; tile < a.num_tiles; tile += strips) {
             struct place at;
@@ -102,7 +100,7 @@ void fused_kv_outer_group(const struct cla_fwd_args a, __global const q_elem *q,
             if (sees) {
                 float s[GROUP_ROWS][GROUP_KEYS];
 #if CHUNKS_QK == 1
-                load_queries(q_tile, &a, &at, q, 0, item);
+                load_queries(q_tile, &a, &at, q_mem, 0, item);
 #endif
                 barrier(CLK_LOCAL_MEM_FENCE);
                 if (item == 0)
@@ -110,9 +108,9 @@ void fused_kv_outer_group(const struct cla_fwd_args a, __global const q_elem *q,
 #if KEEPS_KV
                 clear_scores(s);
                 score(s, q_tile, kv_tile, item);
-                finish_scores(s, &a, &at, &keys, mask, k0, item);
+                finish_scores(s, &a, &at, &keys, mask_mem, k0, item);
 #else
-                score_tile(s, q_tile, kv_tile, &a, &at, &keys, q, k, k_base, mask, k0, item);
+                score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem, k0, item);
 #endif
                 for (int pass = 0; pass < passes; ++pass) {
                     const bool careful = pass > 0;
@@ -130,7 +128,7 @@ void fused_kv_outer_group(const struct cla_fwd_args a, __global const q_elem *q,
                     else
                         accumulate(&sum, 0, f, p_tile, v_tile, item);
 #else
-                    add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful,
+                    add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v_mem, v_base, k0, careful,
                              false, item);
 #endif
                     get_state(q_tile, &st, item);
@@ -150,9 +148,9 @@ void fused_kv_outer_group(const struct cla_fwd_args a, __global const q_elem *q,
                 const bool empty = st.l[n] == 0.0f;
                 const float unscale = passes > 1 ? careful_unscale(TILE_K) : 1.0f;
                 if (GROUP_ROW(item, n) < at.rows) {
-                    update_row(&st, &sum, &a, &at, o, n, empty ? 0.0f : l / st.l[n],
+                    update_row(&st, &sum, &a, &at, o_mem, n, empty ? 0.0f : l / st.l[n],
                                empty ? 0.0f : 0.5f / st.l[n] * unscale, item);
-                    store_state(&st, &a, &at, lse, n, item);
+                    store_state(&st, &a, &at, lse_mem, n, item);
                 }
             }
         }

@@ -63,11 +63,9 @@ static inline float attend(struct sums *s, const ROWF *m, const ROWF *q,
 
 // The hint keeps compilers from widening the kernel over work-items as well.
 __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel void
-fused_kv_outer_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
-                      __global const kv_elem *k_mem, __global const kv_elem *v_mem,
-                      __global o_elem *o_mem, __global float *lse_mem,
-                      __global const uchar *mask_mem, __global float *workspace)
+fused_kv_outer_vector(FWD_PARAMS)
 {
+    struct cla_fwd_args a = args;
     const int strips = (int)(get_global_size(0) / ((size_t)a.heads_kv * (size_t)a.batch));
     const long head = get_global_id(0) / strips; // of all batches
     const int strip = (int)(get_global_id(0) % strips);

@@ -38,6 +38,7 @@
 #include "address.clh"
 #include "split.clh"
 #include "online.clh"
+#include "sequence.clh"
 
 #define QUADS CLA_QUADS(DIM_V)
 #define ITEM_QUADS ((QUADS + ITEMS - 1) / ITEMS)
@@ -67,10 +68,9 @@ static inline void store_o4(__global o_elem *o, int d, float4 x, bool aligned)
 }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void merge(const struct cla_fwd_args a, __global const float *q, __global const float *k,
-           __global const float *v, __global o_elem *o, __global float *lse,
-           __global const uchar *mask, __global const float *workspace)
+void merge(FWD_PARAMS)
 {
+    struct cla_fwd_args a = args;
     __local float maxima[ITEMS];
     __local float sums[ITEMS];
     __local float weights[ITEMS];
@@ -146,12 +146,12 @@ void merge(const struct cla_fwd_args a, __global const float *q, __global const 
     const int b = (int)(row / rows / a.heads_kv);
     const int head = row_head(&a, g, row % rows);
     const int query = row_query(&a, row % rows);
-    o += tensor_at(&a.o, b, head, query);
+    __global o_elem *o = o_mem + tensor_at(&a.o, b, head, query);
     for (int n = 0; n < ITEM_QUADS; ++n) {
         const int d = 4 * (item + n * ITEMS);
         if (d < DIM_V)
             store_o4(o, d, out[n], (a.flags & CLA_FWD_ALIGNED16) != 0);
     }
     if ((a.flags & CLA_FWD_HAS_LSE) && item == 0)
-        lse[lse_at(&a, b, head, query)] = row_lse(m, l);
+        lse_mem[lse_at(&a, b, head, query)] = row_lse(m, l);
 }

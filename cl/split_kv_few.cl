@@ -40,8 +40,9 @@
 #include "dtype.clh"
 #include "address.clh"
 #include "mask.clh"
-#include "score.clh"
 #include "online.clh"
+#include "score.clh"
+#include "sequence.clh"
 #include "split.clh"
 
 #define SUMS (W > 8 ? W : 8) // accumulators of a block: enough to hide the latency of fma()
@@ -434,10 +435,9 @@ static inline void store_part(const struct sums *s, const struct cla_fwd_args *a
 
 // The hint keeps compilers from widening the kernel over work-items as well.
 __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel void
-split_kv_few(const struct cla_fwd_args a, __global const q_elem *q_mem,
-             __global const kv_elem *k_mem, __global const kv_elem *v_mem, __global o_elem *o_mem,
-             __global float *lse_mem, __global const uchar *mask_mem, __global float *workspace)
+split_kv_few(FWD_PARAMS)
 {
+    struct cla_fwd_args a = args;
     const long id = get_global_id(0);
     const int part = part_of(&a, id);
     const long head = whole_id(&a, id) / a.num_tiles;

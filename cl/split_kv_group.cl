@@ -59,11 +59,10 @@ INLINE void store_part(const struct sums *sum, const struct cla_fwd_args *a, con
 }
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
-void split_kv_group(const struct cla_fwd_args a, __global const q_elem *q,
-                    __global const kv_elem *k, __global const kv_elem *v, __global o_elem *o,
-                    __global float *lse, __global const uchar *mask, __global float *workspace)
+void split_kv_group(FWD_PARAMS)
 {
     GROUP_LOCAL;
+    struct cla_fwd_args a = args;
     const uint item = (uint)get_local_id(0);
     const long id = get_group_id(0);
     const int part_id = part_of(&a, id);
@@ -80,12 +79,12 @@ void split_kv_group(const struct cla_fwd_args a, __global const q_elem *q,
         flag[0] = 0;
 #if CHUNKS_QK == 1
     if (keys.begin < keys.end)
-        load_queries(q_tile, &a, &at, q, 0, item);
+        load_queries(q_tile, &a, &at, q_mem, 0, item);
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);
 
-    const bool careful = sum_keys(&sum, q_tile, kv_tile, p_tile, part, flag, &a, &at, &keys, q, k,
-                                  v, mask, item);
+    const bool careful = sum_keys(&sum, q_tile, kv_tile, p_tile, part, flag, &a, &at, &keys,
+                                  q_mem, k_mem, v_mem, mask_mem, item);
     const float unscale = careful ? careful_unscale(a.len_kv) : 1.0f;
 #pragma unroll
     for (uint n = 0; n < GROUP_ROWS; ++n) {
@@ -94,7 +93,7 @@ void split_kv_group(const struct cla_fwd_args a, __global const q_elem *q,
         if (r >= at.rows)
             continue;
         if (a.num_splits == 1)
-            store_row(&sum, &a, &at, o, lse, n, l, unscale, item);
+            store_row(&sum, &a, &at, o_mem, lse_mem, n, l, unscale, item);
         else
             store_part(&sum, &a, &at, part_id, part_row(&a, at.b, at.g, first + r), workspace, n, l,
                        unscale, item);

@@ -41,11 +41,9 @@ static inline void store_part(const struct sums *s, const struct cla_fwd_args *a
 
 // The hint keeps compilers from widening the kernel over work-items as well.
 __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel void
-split_kv_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
-                __global const kv_elem *k_mem, __global const kv_elem *v_mem,
-                __global o_elem *o_mem, __global float *lse_mem, __global const uchar *mask_mem,
-                __global float *workspace)
+split_kv_vector(FWD_PARAMS)
 {
+    struct cla_fwd_args a = args;
     const long id = get_global_id(0);
     const int part = part_of(&a, id);
     struct place at;

@@ -57,11 +57,10 @@ INLINE void put_weights(__local float4 *p_tile, const float *m, const float *inv
 }
 
 __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
-void two_loop_group(const struct cla_fwd_args a, __global const q_elem *q,
-                    __global const kv_elem *k, __global const kv_elem *v, __global o_elem *o,
-                    __global float *lse, __global const uchar *mask)
+void two_loop_group(FWD_PARAMS)
 {
     GROUP_LOCAL;
+    struct cla_fwd_args a = args;
     const uint item = (uint)get_local_id(0);
     struct place at;
     struct span keys;
@@ -76,7 +75,7 @@ void two_loop_group(const struct cla_fwd_args a, __global const q_elem *q,
     if (item == 0)
         flag[0] = 0;
 #if CHUNKS_QK == 1
-    load_queries(q_tile, &a, &at, q, 0, item);
+    load_queries(q_tile, &a, &at, q_mem, 0, item);
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -84,7 +83,7 @@ void two_loop_group(const struct cla_fwd_args a, __global const q_elem *q,
     // the last read of part.
     clear_sums(&sum);
     for (int tile = 0; tile < tiles; ++tile) {
-        score_tile(s, q_tile, kv_tile, &a, &at, &keys, q, k, k_base, mask,
+        score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem,
                    keys.begin + tile * TILE_K, item);
         put_maxima(part, s, item);
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -115,10 +114,10 @@ void two_loop_group(const struct cla_fwd_args a, __global const q_elem *q,
         clear_sums(&sum);
         for (int tile = 0; tile < tiles; ++tile) {
             const int k0 = keys.begin + tile * TILE_K;
-            score_tile(s, q_tile, kv_tile, &a, &at, &keys, q, k, k_base, mask, k0, item);
+            score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem, k0, item);
             put_weights(p_tile, m, inverse, s, careful, item);
             barrier(CLK_LOCAL_MEM_FENCE); // K is read
-            add_tile(&sum, one, p_tile, kv_tile, &a, keys.end, v, v_base, k0, careful, false,
+            add_tile(&sum, one, p_tile, kv_tile, &a, keys.end, v_mem, v_base, k0, careful, false,
                      item);
         }
         if (!all_finite(&sum))
@@ -132,7 +131,7 @@ void two_loop_group(const struct cla_fwd_args a, __global const q_elem *q,
     for (uint n = 0; n < GROUP_ROWS; ++n) {
         sum.m[n] = row_lse(m[n], l[n]);
         if (GROUP_ROW(item, n) < at.rows)
-            store_row(&sum, &a, &at, o, lse, n, l[n] == 0.0f ? 0.0f : 1.0f,
+            store_row(&sum, &a, &at, o_mem, lse_mem, n, l[n] == 0.0f ? 0.0f : 1.0f,
                       passes > 1 ? 2.0f : 1.0f, item);
     }
 }

@@ -63,10 +63,9 @@ static inline void finish_weights(ROWF *p, const struct sums *total, float facto
 
 // The hint keeps compilers from widening the kernel over work-items as well.
 __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel void
-two_loop_vector(const struct cla_fwd_args a, __global const q_elem *q_mem,
-                __global const kv_elem *k_mem, __global const kv_elem *v_mem,
-                __global o_elem *o_mem, __global float *lse_mem, __global const uchar *mask_mem)
+two_loop_vector(FWD_PARAMS)
 {
+    struct cla_fwd_args a = args;
     struct place at;
     find_place(&at, &a, get_global_id(0));
     struct tile_rows rows;

@@ -18,6 +18,16 @@ static const char *barred(const struct cla_algo *algo, const struct cla_problem 
     return NULL;
 }
 
+// The first thing that a problem needs and an algorithm does not serve; NULL if it serves all.
+static const char *lacking(const struct cla_algo *algo, const struct cla_problem *p)
+{
+    const uint32_t lacks = algo->lacks & cla_problem_needs(p);
+    for (int bit = 0; bit < CLA_NEEDS_COUNT; bit++)
+        if (lacks >> bit & 1)
+            return cla_need_name(bit);
+    return NULL;
+}
+
 void cla_plan_rank(const struct cla_problem *p, const struct cla_caps *caps,
                    struct cla_ranking *out)
 {
@@ -28,6 +38,11 @@ void cla_plan_rank(const struct cla_problem *p, const struct cla_caps *caps,
         if (why) {
             if (why[0])
                 cla_note(&out->refusals, "%s: %s", algo->name, why);
+            continue;
+        }
+        const char *lack = lacking(algo, p);
+        if (lack) {
+            cla_note(&out->refusals, "%s: it does not serve %s", algo->name, lack);
             continue;
         }
         struct cla_tile tiles[CLA_CHOICES_MAX];

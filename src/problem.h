@@ -13,11 +13,14 @@
 
 // What a plan is made for: a checked clattn_attention_desc with the defaults filled in.
 struct cla_problem {
-    int32_t dtype_q, dtype_kv, dtype_o;
+    int32_t dtype_q, dtype_kv, dtype_o, dtype_bias; // enum clattn_dtype
     int32_t dim_qk, dim_v;
     int32_t heads_q, heads_kv, group; // group = heads_q / heads_kv
     int32_t max_batch, max_len_q, max_len_kv; // INT32_MAX where the caller gave no bound
     bool causal, mask, lse;
+    bool window, bias, alibi, softcap, sinks;
+    bool kv_lens, packed_q, packed_kv, paged;
+    int32_t page_size; // keys in a page, 0 without pages
     int32_t align;  // enum clattn_align
     int32_t algo;   // enum clattn_algo
     int32_t kernel; // enum clattn_kernel
@@ -27,7 +30,38 @@ struct cla_problem {
     bool no_fallback;
 };
 
-// One tensor of a call, resolved: strides in elements whatever the layout.
+// What of the contract not every algorithm serves.
+enum {
+    CLA_NEEDS_16_BIT = 1u << 0, // storage of float16 or bfloat16
+    CLA_NEEDS_INT8 = 1u << 1,
+    CLA_NEEDS_WINDOW = 1u << 2, // other than causal
+    CLA_NEEDS_BIAS = 1u << 3,
+    CLA_NEEDS_ALIBI = 1u << 4,
+    CLA_NEEDS_SOFTCAP = 1u << 5,
+    CLA_NEEDS_SINKS = 1u << 6,
+    CLA_NEEDS_KV_LENS = 1u << 7,
+    CLA_NEEDS_PACKED = 1u << 8,
+    CLA_NEEDS_PAGED = 1u << 9,
+    CLA_NEEDS_COUNT = 10
+};
+
+// The bits of a problem; and what a bit stands for, as a user would say it.
+uint32_t cla_problem_needs(const struct cla_problem *p);
+const char *cla_need_name(int bit);
+
+// Whether sequences may differ in their lengths.
+static inline bool cla_problem_is_ragged(const struct cla_problem *p)
+{
+    return p->kv_lens || p->packed_q || p->packed_kv;
+}
+
+static inline size_t cla_dtype_bytes(int32_t dtype)
+{
+    return dtype == CLATTN_DTYPE_F32 ? 4 : dtype == CLATTN_DTYPE_I8 ? 1 : 2;
+}
+
+// One tensor of a call, resolved: strides in elements whatever the layout. The batch axis of a
+// packed one is a single sequence of all tokens, that of a paged one is the page.
 struct cla_tensor {
     clattn_buf buf;
     int64_t offset;    // elements from the start of buf.ptr
@@ -35,24 +69,45 @@ struct cla_tensor {
     size_t end_bytes;  // bytes from the start of buf.ptr that are reached
 };
 
+// The boolean mask, or the bias.
 struct cla_mask {
     clattn_buf buf;
-    int64_t offset;    // bytes
+    int64_t offset;    // elements
     int64_t stride[4]; // batch, head, query, key; 0 broadcasts
+    size_t end_bytes;
+};
+
+// Numbers that follow each other: of float or int32.
+struct cla_vector {
+    clattn_buf buf;
+    int64_t offset; // elements
     size_t end_bytes;
 };
 
 // One checked call.
 struct cla_call {
-    int32_t batch, len_q, len_kv;
+    int32_t batch;
+    int32_t len_q, len_kv; // of the longest sequence, or of the one it was narrowed to
     float scale;
+    float softcap; // 0 = none
     int32_t off; // alignment: query i stands at key i + off
-    // Query i sees key j when win_lo <= j - i <= win_hi; CLA_WIN_MIN / CLA_WIN_MAX = unlimited.
+    int32_t left, right; // extra keys of the window, -1 = unlimited; causal is right = 0
+    // Query i sees key j when win_lo <= j - i <= win_hi; CLA_WIN_MIN / CLA_WIN_MAX = unlimited. By
+    // len_q and len_kv.
     int32_t win_lo, win_hi;
+    int64_t first_q, first_kv; // tokens in front of the sequence that the call was narrowed to
+    int32_t total_q, total_kv; // tokens of packed sequences
+    int32_t num_pages, max_pages;
     struct cla_tensor q, k, v, o;
-    struct cla_mask mask;
+    struct cla_mask mask, bias;
     clattn_buf lse;
     int64_t lse_offset; // floats
+    int64_t lse_stride[2]; // floats: batch, head
+    size_t lse_end_bytes;
+    struct cla_vector alibi, sinks;
+    int64_t alibi_stride; // floats from one sequence to the next
+    struct cla_vector kv_lens, cu_q, cu_kv, table, faults;
+    struct cla_tensor k_scale, v_scale; // without channels
     clattn_buf workspace;
     int64_t workspace_offset; // floats
     uint64_t workspace_need;  // bytes, by the plan's algorithm; UINT64_MAX = beyond 64 bits
@@ -73,6 +128,11 @@ struct cla_host_mem {
     void *o;
     float *lse;
     const uint8_t *mask;
+    const void *bias;
+    const float *alibi, *sinks;
+    const int32_t *kv_lens, *cu_q, *cu_kv, *table;
+    const float *k_scale, *v_scale;
+    int32_t *faults;
 };
 
 // desc -> problem. Logs what is wrong with the values.
@@ -100,6 +160,9 @@ clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem
 clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention_call *call,
                              cla_mem_fn mem_facts, void *user, const struct cla_log *log,
                              struct cla_call *out);
+
+// Sets off, win_lo and win_hi by the window and the lengths of the call.
+void cla_call_set_window(const struct cla_problem *p, struct cla_call *call);
 
 // Copies the caller's struct of any known size into `out`, the tail zeroed. Refuses a size below
 // `min_size`, and a longer one whose tail is not zero.

@@ -363,11 +363,14 @@ void cla_softmax_work(const clattn_softmax_plan *plan, const struct cla_softmax_
     *c = *call;
     const size_t x0 = (size_t)c->x_offset * cla_softmax_elem_bytes(plan->s.dtype_x);
     const size_t y0 = (size_t)c->y_offset * cla_softmax_elem_bytes(plan->s.dtype_y);
-    out->bufs[0] = (struct cla_call_buf){"y", &c->y, y0, c->y_end_bytes, true, NULL};
-    out->bufs[1] = (struct cla_call_buf){"lse", &c->lse, (size_t)c->lse_offset * sizeof(float),
-                                         c->lse_end_bytes, true, NULL};
-    out->bufs[2] = (struct cla_call_buf){"x", &c->x, x0, c->in_place ? 0 : c->x_end_bytes, false,
-                                         NULL};
+    out->bufs[0] = (struct cla_call_buf){
+        .name = "y", .buf = &c->y, .begin_bytes = y0, .end_bytes = c->y_end_bytes, .output = true};
+    out->bufs[1] = (struct cla_call_buf){
+        .name = "lse", .buf = &c->lse, .begin_bytes = (size_t)c->lse_offset * sizeof(float),
+        .end_bytes = c->lse_end_bytes, .output = true};
+    out->bufs[2] = (struct cla_call_buf){
+        .name = "x", .buf = &c->x, .begin_bytes = x0,
+        .end_bytes = c->in_place ? 0 : c->x_end_bytes};
     out->work = (struct cla_host_work){compute, &out->data, sizeof out->data, out->bufs, 3};
 }
 

@@ -7,17 +7,22 @@
 /// j key, d channel.
 ///
 ///     x[i,j] = scale * sum_d Q[b,h,i,d] * K[b,g,j,d]
-///     l[i]   = sum over visible j of e^(x[i,j] - m[i]),   m[i] = max over visible j of x[i,j]
+///     x      = softcap > 0 ? softcap * tanh(x / softcap) : x
+///     x      = x - slope[h] * |i + off - j| + bias[b,h,i,j]
+///     l[i]   = sum over visible j of e^(x[i,j] - m[i])  (+ e^(sink[h] - m[i])),
+///     m[i]   = max over visible j of x[i,j] (and of the sink)
 ///     O[i,d] = sum over visible j of e^(x[i,j] - m[i]) / l[i] * V[b,g,j,d]
 ///     LSE[i] = m[i] + ln l[i]                (natural logarithm, always float32)
 ///
-/// Key j is visible to query i when the boolean mask is non-zero there, j < len_kv, and with
-/// causal masking j <= i + off, where off = len_kv - len_q (bottom-right alignment, the default)
-/// or 0 (top-left). A pair whose score is -infinity is not visible either.
+/// Query i stands at key i + off, where off = len_kv - len_q (bottom-right alignment, the default)
+/// or 0 (top-left); each sequence has its own where lengths differ. Key j is visible to it when
+/// j < len_kv, i + off - left <= j <= i + off + right in a window (causal: right = 0), the boolean
+/// mask is non-zero there and the bias is not -infinity. A pair whose score is -infinity is not
+/// visible either.
 ///
-/// A query that sees no key gives O = 0 and LSE = -infinity, never NaN. Keys that are hidden
-/// contribute nothing, whatever lies in K and V there: NaN or infinity behind the mask never
-/// reaches the output. A visible NaN does.
+/// A query that sees no key gives O = 0 and LSE = -infinity, never NaN; with a sink LSE = sink.
+/// Keys that are hidden contribute nothing, whatever lies in K and V there: NaN or infinity behind
+/// mask, window, length or bias never reaches the output. A visible NaN does.
 #ifndef CLATTN_ATTENTION_H
 #define CLATTN_ATTENTION_H
 
@@ -71,7 +76,19 @@ typedef enum clattn_align {
 enum {
     CLATTN_FEATURE_CAUSAL = 1u << 0, ///< key j is hidden when j > i + off
     CLATTN_FEATURE_MASK = 1u << 1,   ///< a boolean mask
-    CLATTN_FEATURE_LSE = 1u << 2     ///< log-sum-exp is written
+    CLATTN_FEATURE_LSE = 1u << 2,    ///< log-sum-exp is written
+    CLATTN_FEATURE_WINDOW = 1u << 3, ///< call.window_left and call.window_right
+    CLATTN_FEATURE_BIAS = 1u << 4,   ///< an additive bias of desc.dtype_bias
+    CLATTN_FEATURE_ALIBI = 1u << 5,  ///< slopes of ALiBi (Press et al., arXiv 2108.12409)
+    CLATTN_FEATURE_SOFTCAP = 1u << 6, ///< call.softcap
+    /// A score per head that takes weight and has no value (attention sink)
+    CLATTN_FEATURE_SINKS = 1u << 7,
+    CLATTN_FEATURE_KV_LENS = 1u << 8, ///< each sequence has its own number of keys
+    /// Sequences of queries follow each other without padding: call.cu_seqlens_q
+    CLATTN_FEATURE_PACKED_Q = 1u << 9,
+    /// Sequences of keys follow each other without padding: call.cu_seqlens_kv
+    CLATTN_FEATURE_PACKED_KV = 1u << 10,
+    CLATTN_FEATURE_PAGED = 1u << 11 ///< K and V are pools of pages of desc.page_size keys
 };
 
 /// Bits of clattn_attention_desc.flags.
@@ -90,9 +107,9 @@ typedef enum clattn_precision {
 /// struct_size, the head counts and the dimensions.
 typedef struct clattn_attention_desc {
     size_t struct_size;    ///< set by clattn_attention_desc_init()
-    int32_t dtype_q;       ///< enum clattn_dtype of Q
-    int32_t dtype_kv;      ///< enum clattn_dtype of K and V
-    int32_t dtype_o;       ///< enum clattn_dtype of O
+    int32_t dtype_q;       ///< enum clattn_dtype of Q; not I8
+    int32_t dtype_kv;      ///< enum clattn_dtype of K and V; I8 with call.k_scale and v_scale
+    int32_t dtype_o;       ///< enum clattn_dtype of O; not I8
     int32_t dim_qk;        ///< channels of Q and K, 1 to 576
     int32_t dim_v;         ///< channels of V and O, 1 to 576; 0 = dim_qk
     int32_t heads_q;       ///< query heads, at least 1
@@ -112,6 +129,8 @@ typedef struct clattn_attention_desc {
     /// unfused: enum clattn_softmax_algo; 0 = safe. naive overflows from scores of 89 on: O and LSE
     /// of such a row are NaN
     int32_t softmax;
+    int32_t dtype_bias; ///< enum clattn_dtype of the bias; not I8
+    int32_t page_size;  ///< keys in a page, 1 to 256, with CLATTN_FEATURE_PAGED
 } clattn_attention_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
@@ -135,7 +154,9 @@ typedef struct clattn_tensor {
     int64_t stride_seq;   ///< likewise
 } clattn_tensor;
 
-/// A boolean mask [batch, heads_q, len_q, len_kv], one byte an element, non-zero = visible.
+/// A boolean mask (one byte an element, non-zero = visible) or an additive bias (added to the score,
+/// -infinity = hidden), [batch, heads_q, len_q, len_kv]. Where sequences have lengths of their own,
+/// i and j count inside the sequence and what lies beyond its lengths is not read.
 typedef struct clattn_mask {
     clattn_buf buf;     ///< the memory
     int32_t layout;     ///< CLATTN_LAYOUT_BHSD (contiguous) or CLATTN_LAYOUT_STRIDED
@@ -143,37 +164,85 @@ typedef struct clattn_mask {
     /// Extents [batch, head, query, key]: 1 broadcasts along that axis, else it must be the
     /// call's own; 0 = the call's own.
     int32_t extent[4];
-    int64_t stride[4];  ///< bytes, >= 0, 0 broadcasts; read with CLATTN_LAYOUT_STRIDED only
+    /// Elements (of a mask: bytes), >= 0, 0 broadcasts; read with CLATTN_LAYOUT_STRIDED only
+    int64_t stride[4];
 } clattn_mask;
 
 /// Bits of clattn_attention_call.set: fields that were given although 0 is a legal value.
 enum {
-    CLATTN_SET_SCALE = 1u << 0 ///< `scale` counts, else 1 / sqrt(dim_qk)
+    CLATTN_SET_SCALE = 1u << 0, ///< `scale` counts, else 1 / sqrt(dim_qk)
+    CLATTN_SET_WINDOW = 1u << 1 ///< window_left and window_right count, else both are -1
+};
+
+/// Bits that a call sets in clattn_attention_call.faults.
+enum {
+    CLATTN_FAULT_LENGTH = 1, ///< a length below 0 or above the tensor was clamped
+    CLATTN_FAULT_OFFSETS = 2, ///< offsets of packed sequences were clamped or made monotonic
+    CLATTN_FAULT_PAGE = 4    ///< a page number out of the pool; keys there counted as zeros
 };
 
 /// One run. Memory stays the caller's and must live until the work is done.
+///
+/// Lengths, offsets and page numbers in host memory are checked. Those in a cl_mem cannot be: they
+/// are clamped to the tensors by the kernels, which say so in `faults`.
 typedef struct clattn_attention_call {
     size_t struct_size; ///< set by clattn_attention_call_init()
     uint32_t set;       ///< CLATTN_SET_* bits
     int32_t batch;      ///< sequences; 0 succeeds and writes nothing
-    int32_t len_q;      ///< queries; 0 succeeds and writes nothing
-    int32_t len_kv;     ///< keys; 0 gives O = 0 and LSE = -infinity
+    int32_t len_q;      ///< queries, of the longest sequence; 0 succeeds and writes nothing
+    int32_t len_kv;     ///< keys, of the longest sequence; 0 gives O = 0 and LSE = -infinity
     float scale;        ///< any finite float, with CLATTN_SET_SCALE
     uint32_t reserved;  ///< 0
-    clattn_tensor q;    ///< [batch, heads_q, len_q, dim_qk]
-    clattn_tensor k;    ///< [batch, heads_kv, len_kv, dim_qk]
-    clattn_tensor v;    ///< [batch, heads_kv, len_kv, dim_v]
-    /// [batch, heads_q, len_q, dim_v], written; fused_kv_outer and unfused also read what they
+    clattn_tensor q;    ///< [batch, heads_q, len_q, dim_qk]; packed [1, heads_q, total_q, dim_qk]
+    /// [batch, heads_kv, len_kv, dim_qk]; packed [1, heads_kv, total_kv, dim_qk]; paged [num_pages,
+    /// heads_kv, page_size, dim_qk], where `sequence` is the place in the page
+    clattn_tensor k;
+    clattn_tensor v;    ///< as K with dim_v channels; may lie in K's memory (latent attention)
+    /// As Q with dim_v channels, written; fused_kv_outer and unfused also read what they
     /// wrote, for which a cl_mem must not be CL_MEM_WRITE_ONLY
     clattn_tensor o;
     clattn_mask mask;   ///< with CLATTN_FEATURE_MASK
-    clattn_buf lse;     ///< float [batch, heads_q, len_q] contiguous, with CLATTN_FEATURE_LSE
+    /// float [batch, heads_q, len_q] contiguous, packed [heads_q, total_q], with CLATTN_FEATURE_LSE
+    clattn_buf lse;
     /// A cl_mem of clattn_plan_workspace_bytes() that kernels may read and write, of nobody else
     /// during the call; its contents count neither before nor after. clattn_attention_run()
     /// allocates one where it is absent, clattn_attention_enqueue() refuses. fused, two_loop, host
-    /// and reference need none; fused_kv_outer a few floats a row, unfused the scores, split_kv
-    /// what the parts leave, where it cuts the keys. CLATTN_ALGO_AUTO can come to split_kv.
+    /// and reference need none; fused_kv_outer a few floats a row (and O where it is no float),
+    /// unfused the scores, split_kv what the parts leave, where it cuts the keys.
+    /// CLATTN_ALGO_AUTO can come to split_kv.
     clattn_buf workspace;
+
+    /// With CLATTN_FEATURE_WINDOW and CLATTN_SET_WINDOW: EXTRA keys that a query sees on either side
+    /// of its own position, -1 = unlimited. With CLATTN_FEATURE_CAUSAL the right side is 0.
+    int32_t window_left;
+    int32_t window_right; ///< see window_left
+    float softcap;      ///< with CLATTN_FEATURE_SOFTCAP: finite, >= 0; 0 = no cap
+    int32_t num_pages;  ///< with CLATTN_FEATURE_PAGED: pages in the pool
+    int32_t max_pages;  ///< with CLATTN_FEATURE_PAGED: entries in a row of the page table
+    int32_t total_q;    ///< with CLATTN_FEATURE_PACKED_Q: tokens that Q, O and LSE have room for
+    int32_t total_kv;   ///< with CLATTN_FEATURE_PACKED_KV: tokens that K and V have room for
+    int32_t alibi_batch; ///< 0: slopes are [heads_q]; 1: [batch, heads_q]
+    clattn_mask bias;   ///< with CLATTN_FEATURE_BIAS, of desc.dtype_bias
+    clattn_buf alibi;   ///< with CLATTN_FEATURE_ALIBI: float [heads_q] or [batch, heads_q]
+    clattn_buf sinks;   ///< with CLATTN_FEATURE_SINKS: float [heads_q]; -infinity = none
+    /// With CLATTN_FEATURE_KV_LENS: int32 [batch], keys of each sequence, 0 to len_kv; of packed
+    /// keys the first ones of each sequence
+    clattn_buf kv_lens;
+    /// With CLATTN_FEATURE_PACKED_Q: int32 [batch + 1], not decreasing, 0 to total_q; sequence b has
+    /// the tokens cu[b] to cu[b + 1] - 1, at most len_q. O and LSE elsewhere are not written.
+    clattn_buf cu_seqlens_q;
+    clattn_buf cu_seqlens_kv; ///< with CLATTN_FEATURE_PACKED_KV, likewise by total_kv and len_kv
+    /// With CLATTN_FEATURE_PAGED: int32 [batch, max_pages]; key j of sequence b lies in page
+    /// table[b][j / page_size] at j % page_size. Entries behind the last key are not read.
+    clattn_buf page_table;
+    /// With CLATTN_DTYPE_I8: K = k_scale * k8 and V = v_scale * v8, float, a number for each key,
+    /// of K's shape without the channel: [batch, heads_kv, len_kv], packed [1, heads_kv, total_kv],
+    /// paged [num_pages, heads_kv, page_size]
+    clattn_tensor k_scale;
+    clattn_tensor v_scale; ///< see k_scale
+    /// Optional, int32, only where lengths, offsets or the table are in a cl_mem: receives
+    /// CLATTN_FAULT_* bits by OR, so the caller clears it first
+    clattn_buf faults;
 } clattn_attention_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.

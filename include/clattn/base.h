@@ -90,9 +90,9 @@ CLATTN_API int clattn_version(void);
 /// Storage type of a tensor's elements. 0 means f32.
 typedef enum clattn_dtype {
     CLATTN_DTYPE_F32 = 0,
-    CLATTN_DTYPE_F16 = 1,  ///< row softmax only; attention: CLATTN_ERR_UNSUPPORTED for now
-    CLATTN_DTYPE_BF16 = 2, ///< row softmax only; attention: CLATTN_ERR_UNSUPPORTED for now
-    CLATTN_DTYPE_I8 = 3    ///< reserved: refused with CLATTN_ERR_UNSUPPORTED for now
+    CLATTN_DTYPE_F16 = 1,  ///< IEEE 754 binary16; computed with as float
+    CLATTN_DTYPE_BF16 = 2, ///< the upper half of a float; computed with as float
+    CLATTN_DTYPE_I8 = 3    ///< of K and V only, with a scale for each key
 } clattn_dtype;
 
 /// What a clattn_buf points to.

@@ -42,6 +42,7 @@ struct cla_algo {
     int32_t id; // enum clattn_algo
     const char *name;
     bool by_name_only; // CLATTN_ALGO_AUTO does not take it
+    uint32_t lacks; // CLA_NEEDS_* bits of what it does not serve
     const struct cla_tiled *tiled; // NULL where it is not made of tiles
     // Pure. Writes at most `max` tiles, best first; 0 with a note where it cannot serve.
     int (*propose)(const struct cla_algo *self, const struct cla_problem *p,
@@ -117,7 +118,9 @@ struct cla_call_buf {
     clattn_buf *buf;
     size_t begin_bytes; // offset of element 0
     size_t end_bytes;   // bytes from the start of the memory that are reached
+    int64_t *offset;    // of element 0 in elements, for who moves it; may be NULL
     bool output;
+    bool keeps;         // of an output: some of it stays as it was
     // An output whose rows do not follow each other: what lies between may be another's, so it must
     // neither be read nor written. NULL where they do.
     const struct cla_buf_rows *rows;
@@ -130,8 +133,12 @@ struct cla_buf_rows {
     size_t row_bytes;
 };
 
-// The six buffers of a call of attention.
-enum { CLA_CALL_BUFS = 6 };
+// The buffers of a call of attention, by number.
+enum {
+    CLA_BUF_Q, CLA_BUF_K, CLA_BUF_V, CLA_BUF_MASK, CLA_BUF_O, CLA_BUF_LSE, CLA_BUF_BIAS,
+    CLA_BUF_ALIBI, CLA_BUF_SINKS, CLA_BUF_KV_LENS, CLA_BUF_CU_Q, CLA_BUF_CU_KV, CLA_BUF_TABLE,
+    CLA_BUF_K_SCALE, CLA_BUF_V_SCALE, CLA_BUF_FAULTS, CLA_CALL_BUFS
+};
 void cla_call_bufs(const struct cla_problem *p, struct cla_call *call,
                    struct cla_call_buf out[CLA_CALL_BUFS]);
 

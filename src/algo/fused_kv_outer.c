@@ -75,7 +75,7 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
         args.flags |= CLA_FWD_LONG_ROWS;
     const int64_t strips = strips_of(p, &ctx->caps, call->batch, args.num_tiles);
     const size_t groups = (size_t)strips * (size_t)p->heads_kv * (size_t)call->batch;
-    return cla_tiled_launch(ctx, prepared, 0, &args, call, true, groups, submit);
+    return cla_tiled_launch(ctx, prepared, 0, &args, call, groups, submit);
 }
 
 static const struct cla_tiled fused_kv_outer = {
@@ -90,6 +90,7 @@ const struct cla_algo cla_algo_fused_kv_outer = {
     .id = CLATTN_ALGO_FUSED_KV_OUTER,
     .name = "fused_kv_outer",
     .by_name_only = true,
+    .lacks = CLA_NEEDS_INT8 | CLA_NEEDS_PACKED | CLA_NEEDS_PAGED,
     .tiled = &fused_kv_outer,
     .propose = cla_tiled_propose,
     .prepare = cla_tiled_prepare,

@@ -75,6 +75,17 @@ clattn_status cla_host_compute(const clattn_context *ctx, const struct cla_probl
     return st;
 }
 
+static struct cla_host_mem mem_of(void *const ptr[CLA_CALL_BUFS])
+{
+    return (struct cla_host_mem){
+        .q = ptr[CLA_BUF_Q], .k = ptr[CLA_BUF_K], .v = ptr[CLA_BUF_V], .o = ptr[CLA_BUF_O],
+        .lse = ptr[CLA_BUF_LSE], .mask = ptr[CLA_BUF_MASK], .bias = ptr[CLA_BUF_BIAS],
+        .alibi = ptr[CLA_BUF_ALIBI], .sinks = ptr[CLA_BUF_SINKS],
+        .kv_lens = ptr[CLA_BUF_KV_LENS], .cu_q = ptr[CLA_BUF_CU_Q], .cu_kv = ptr[CLA_BUF_CU_KV],
+        .table = ptr[CLA_BUF_TABLE], .k_scale = ptr[CLA_BUF_K_SCALE],
+        .v_scale = ptr[CLA_BUF_V_SCALE], .faults = ptr[CLA_BUF_FAULTS]};
+}
+
 // The same as work on mapped buffers.
 struct host_data {
     struct cla_problem p;
@@ -85,8 +96,7 @@ struct host_data {
 static clattn_status compute_work(clattn_context *ctx, const void *data, void *const *ptr)
 {
     const struct host_data *d = data;
-    const struct cla_host_mem mem = {
-        .q = ptr[0], .k = ptr[1], .v = ptr[2], .mask = ptr[3], .o = ptr[4], .lse = ptr[5]};
+    const struct cla_host_mem mem = mem_of(ptr);
     return cla_host_compute(ctx, &d->p, &d->call, &mem, d->reference);
 }
 
@@ -129,8 +139,7 @@ static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
             return cla_host_on_mem(ctx, p, call, reference);
         ptr[i] = (char *)bufs[i].buf->ptr + bufs[i].begin_bytes;
     }
-    const struct cla_host_mem mem = {
-        .q = ptr[0], .k = ptr[1], .v = ptr[2], .mask = ptr[3], .o = ptr[4], .lse = ptr[5]};
+    const struct cla_host_mem mem = mem_of(ptr);
     return cla_host_compute(ctx, p, call, &mem, reference);
 }
 

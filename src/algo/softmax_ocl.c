@@ -128,13 +128,15 @@ clattn_status cla_softmax_run(clattn_context *ctx, const struct cla_softmax *s,
                                       (size_t)call.len * elem_y};
     const bool dense = call.rows < 2 || call.stride_y == call.len;
     struct cla_call_buf bufs[] = {
-        {"y", &call.y, (size_t)call.y_offset * elem_y, call.y_end_bytes, true,
-         dense ? NULL : &rows},
-        {"lse", &call.lse, (size_t)call.lse_offset * 4, call.lse_end_bytes, true, NULL},
-        {"x", &call.x, (size_t)call.x_offset * elem_x, call.in_place ? 0 : call.x_end_bytes, false,
-         NULL},
+        {.name = "y", .buf = &call.y, .offset = &call.y_offset, .output = true,
+         .begin_bytes = (size_t)call.y_offset * elem_y, .end_bytes = call.y_end_bytes,
+         .rows = dense ? NULL : &rows},
+        {.name = "lse", .buf = &call.lse, .offset = &call.lse_offset, .output = true,
+         .begin_bytes = (size_t)call.lse_offset * 4, .end_bytes = call.lse_end_bytes},
+        {.name = "x", .buf = &call.x, .offset = &call.x_offset,
+         .begin_bytes = (size_t)call.x_offset * elem_x,
+         .end_bytes = call.in_place ? 0 : call.x_end_bytes},
     };
-    int64_t *const offset[] = {&call.y_offset, &call.lse_offset, &call.x_offset};
     const bool take_turns = (ctx->caps.quirks & CLA_QUIRK_ONE_THREAD) != 0;
     if (take_turns)
         cla_mutex_lock(ctx->map_mutex);
@@ -142,7 +144,7 @@ clattn_status cla_softmax_run(clattn_context *ctx, const struct cla_softmax *s,
     if (st == CLATTN_OK) {
         for (int i = 0; i < 3; i++)
             if (stage.item[i].mem)
-                *offset[i] = 0;
+                *bufs[i].offset = 0;
         if (stage.item[0].dense)
             call.stride_y = call.len;
         if (call.in_place) {

@@ -162,14 +162,14 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
                         "merge %d parts", (int)args.num_splits, (int)CLA_LOOP_LIMIT,
                         (int)(CLA_LOOP_LIMIT / (2 + p->dim_v)));
     if (args.num_splits == 1)
-        return cla_tiled_launch(ctx, prepared, 0, &args, call, true, groups, submit);
+        return cla_tiled_launch(ctx, prepared, 0, &args, call, groups, submit);
     if (call->workspace_offset % 4 != 0)
         args.flags &= ~CLA_FWD_ALIGNED16;
     const struct cla_submit first = {submit->queue, submit->num_wait, submit->wait, &parts};
-    CLA_TRY(cla_tiled_launch(ctx, prepared, 0, &args, call, true, groups, &first));
+    CLA_TRY(cla_tiled_launch(ctx, prepared, 0, &args, call, groups, &first));
     const struct cla_submit second = {submit->queue, 1, &parts, submit->done};
     const size_t rows = (size_t)call->batch * (size_t)p->heads_q * (size_t)call->len_q;
-    CLA_TRY(cla_tiled_launch(ctx, prepared, 1, &args, call, true, rows, &second));
+    CLA_TRY(cla_tiled_launch(ctx, prepared, 1, &args, call, rows, &second));
 done:
     if (parts)
         cl->ReleaseEvent(parts);

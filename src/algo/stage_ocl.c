@@ -41,7 +41,7 @@ static clattn_status stage_one(struct cla_stage *s, struct cla_call_buf *b, bool
         if (!item->room)
             return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "%s: no memory for %zu bytes of rows",
                             b->name, item->bytes);
-        if (read_rows)
+        if (read_rows || b->keeps)
             copy_rows(&item->rows, host, item->room, true);
         from = item->room;
     }
@@ -59,7 +59,7 @@ static clattn_status stage_one(struct cla_stage *s, struct cla_call_buf *b, bool
     item->mem = ocl->cl->CreateBuffer(ocl->context, flags, item->bytes,
                                       item->shared ? host : NULL, &code);
     CLA_TRY(cla_cl_check(log, code, "clCreateBuffer"));
-    if ((!b->output || read_rows) && !item->shared)
+    if ((!b->output || read_rows || b->keeps) && !item->shared)
         CLA_CL(ocl->cl->EnqueueWriteBuffer(ocl->queue, item->mem, CL_TRUE, 0, item->bytes, from, 0,
                                            NULL, NULL));
     *b->buf = (clattn_buf){.kind = CLATTN_BUF_CL_MEM, .ptr = item->mem,
@@ -91,14 +91,14 @@ done:
 static bool rows_of_o(const struct cla_problem *p, const struct cla_call *call,
                       struct cla_buf_rows *rows)
 {
-    const int64_t f = sizeof(float);
+    const int64_t e = (int64_t)cla_dtype_bytes(p->dtype_o);
     *rows = (struct cla_buf_rows){
-        {call->batch, p->heads_q, call->len_q},
-        {call->o.stride[0] * f, call->o.stride[1] * f, call->o.stride[2] * f},
-        (size_t)p->dim_v * sizeof(float)};
-    const size_t dense = (size_t)call->batch * (size_t)p->heads_q * (size_t)call->len_q *
+        {p->packed_q ? 1 : call->batch, p->heads_q, p->packed_q ? call->total_q : call->len_q},
+        {call->o.stride[0] * e, call->o.stride[1] * e, call->o.stride[2] * e},
+        (size_t)(p->dim_v * e)};
+    const size_t dense = (size_t)(rows->extent[0] * rows->extent[1] * rows->extent[2]) *
                          rows->row_bytes;
-    return call->o.end_bytes - (size_t)(call->o.offset * f) != dense;
+    return call->o.end_bytes - (size_t)(call->o.offset * e) != dense;
 }
 
 clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,
@@ -108,21 +108,17 @@ clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,
     struct cla_buf_rows rows;
     s->call = *call;
     cla_call_bufs(p, &s->call, bufs);
-    int64_t *const offset[CLA_CALL_BUFS] = {&s->call.q.offset,    &s->call.k.offset,
-                                            &s->call.v.offset,    &s->call.mask.offset,
-                                            &s->call.o.offset,    &s->call.lse_offset};
-    for (int i = 0; i < CLA_CALL_BUFS; i++)
-        if (bufs[i].buf == &s->call.o.buf && rows_of_o(p, call, &rows))
-            bufs[i].rows = &rows;
+    if (rows_of_o(p, call, &rows))
+        bufs[CLA_BUF_O].rows = &rows;
     clattn_status st = cla_stage_bufs(ctx, bufs, CLA_CALL_BUFS, call->bring_outputs, s);
     for (int i = 0; st == CLATTN_OK && i < CLA_CALL_BUFS; i++) {
         if (!s->item[i].mem)
             continue;
-        *offset[i] = 0;
+        *bufs[i].offset = 0;
         if (s->item[i].dense) {
             s->call.o.stride[2] = p->dim_v;
-            s->call.o.stride[1] = (int64_t)call->len_q * p->dim_v;
-            s->call.o.stride[0] = (int64_t)p->heads_q * call->len_q * p->dim_v;
+            s->call.o.stride[1] = rows.extent[2] * p->dim_v;
+            s->call.o.stride[0] = p->packed_q ? 0 : p->heads_q * rows.extent[2] * p->dim_v;
         }
     }
     return st;

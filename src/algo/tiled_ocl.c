@@ -66,12 +66,14 @@ int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
 static void build_options(const struct cla_problem *p, const struct cla_tile *t,
                           const struct cla_caps *caps, char *options, size_t size)
 {
-    const int mask_kind = p->mask ? CLA_MASK_GENERAL : p->causal ? CLA_MASK_WINDOW : CLA_MASK_NONE;
+    const bool general = p->mask || p->bias || p->alibi || p->softcap;
+    const bool window = p->causal || p->window;
+    const int mask_kind = general ? CLA_MASK_GENERAL : window ? CLA_MASK_WINDOW : CLA_MASK_NONE;
     int n = snprintf(options, size,
                      "-cl-std=CL1.2 -w -DDIM_QK=%d -DDIM_V=%d -DMASK_KIND=%d -DDTYPE_Q=%d "
-                     "-DDTYPE_KV=%d -DDTYPE_O=%d -DTILE_K=%d",
+                     "-DDTYPE_KV=%d -DDTYPE_O=%d -DPAGED=%d -DTILE_K=%d",
                      (int)p->dim_qk, (int)p->dim_v, mask_kind, (int)p->dtype_q, (int)p->dtype_kv,
-                     (int)p->dtype_o, (int)t->tile_k);
+                     (int)p->dtype_o, p->paged, (int)t->tile_k);
     // CPU drivers compile with clang and take its prefetch; others may not know it.
     const char *prefetch = cla_caps_vector_shape(caps) ? " -DHAS_PREFETCH" : "";
     if (cla_tile_is_few(t))
@@ -200,6 +202,34 @@ static struct cla_fwd_tensor tensor_arg(const struct cla_tensor *t)
     return (struct cla_fwd_tensor){t->offset, t->stride[0], t->stride[1], t->stride[2]};
 }
 
+static struct cla_fwd_mask mask_arg(const struct cla_mask *m)
+{
+    return (struct cla_fwd_mask){m->offset, m->stride[0], m->stride[1], m->stride[2], m->stride[3]};
+}
+
+static uint32_t flags_of(const struct cla_problem *p, const struct cla_call *c)
+{
+    const struct {
+        bool set;
+        uint32_t flag;
+    } f[] = {{p->lse, CLA_FWD_HAS_LSE},
+             {p->mask, CLA_FWD_HAS_MASK},
+             {p->bias, CLA_FWD_HAS_BIAS},
+             {p->dtype_bias == CLATTN_DTYPE_F16, CLA_FWD_BIAS_F16},
+             {p->dtype_bias == CLATTN_DTYPE_BF16, CLA_FWD_BIAS_BF16},
+             {p->alibi, CLA_FWD_HAS_ALIBI},
+             {p->sinks, CLA_FWD_HAS_SINKS},
+             {p->kv_lens, CLA_FWD_HAS_KV_LENS},
+             {p->packed_q, CLA_FWD_PACKED_Q},
+             {p->packed_kv, CLA_FWD_PACKED_KV},
+             {p->align == CLATTN_ALIGN_TOP_LEFT, CLA_FWD_TOP_LEFT},
+             {c->faults.end_bytes > 0, CLA_FWD_HAS_FAULTS}};
+    uint32_t flags = 0;
+    for (size_t i = 0; i < sizeof f / sizeof f[0]; i++)
+        flags |= f[i].set ? f[i].flag : 0;
+    return flags;
+}
+
 static bool aligned16(const struct cla_tensor *t)
 {
     return t->offset % 4 == 0 && t->stride[0] % 4 == 0 && t->stride[1] % 4 == 0 &&
@@ -216,27 +246,46 @@ void cla_tiled_args(const struct cla_problem *p, const struct cla_tile *tile,
         .k = tensor_arg(&c->k),
         .v = tensor_arg(&c->v),
         .o = tensor_arg(&c->o),
-        .mask = {c->mask.offset, c->mask.stride[0], c->mask.stride[1], c->mask.stride[2],
-                 c->mask.stride[3]},
+        .k_scale = tensor_arg(&c->k_scale),
+        .v_scale = tensor_arg(&c->v_scale),
+        .mask = mask_arg(&c->mask),
+        .bias = mask_arg(&c->bias),
         .lse_offset = c->lse_offset,
+        .lse_stride_b = c->lse_stride[0],
+        .lse_stride_h = c->lse_stride[1],
         .workspace_offset = c->workspace_offset,
+        .alibi_offset = c->alibi.offset,
+        .alibi_stride_b = c->alibi_stride,
+        .sinks_offset = c->sinks.offset,
+        .kv_lens_offset = c->kv_lens.offset,
+        .cu_q_offset = c->cu_q.offset,
+        .cu_kv_offset = c->cu_kv.offset,
+        .table_offset = c->table.offset,
+        .faults_offset = c->faults.offset,
         .batch = c->batch,
         .heads_q = p->heads_q,
         .heads_kv = p->heads_kv,
         .group = p->group,
         .len_q = c->len_q,
         .len_kv = c->len_kv,
+        .max_len_q = c->len_q,
+        .off = c->off,
+        .left = c->left,
+        .right = c->right,
         .win_lo = c->win_lo,
         .win_hi = c->win_hi,
+        .total_q = c->total_q,
+        .total_kv = c->total_kv,
+        .page_size = p->page_size,
+        .num_pages = c->num_pages,
+        .max_pages = c->max_pages,
+        .softcap = c->softcap,
         .scale = fold ? c->scale : 1.0f,
         .post_scale = fold ? 1.0f : c->scale,
         .num_tiles = (cla_i32)((rows + tile->tile_q - 1) / tile->tile_q),
         .num_splits = 1,
     };
-    if (p->lse)
-        a->flags |= CLA_FWD_HAS_LSE;
-    if (p->mask)
-        a->flags |= CLA_FWD_HAS_MASK;
+    a->flags = flags_of(p, c);
     if (p->dim_qk % 4 == 0 && p->dim_v % 4 == 0 && aligned16(&c->q) && aligned16(&c->k) &&
         aligned16(&c->v) && aligned16(&c->o))
         a->flags |= CLA_FWD_ALIGNED16;
@@ -289,18 +338,25 @@ size_t cla_tiled_local(const struct cla_tile *tile)
 
 clattn_status cla_tiled_launch(clattn_context *ctx, const struct cla_prepared *prepared, int which,
                                const struct cla_fwd_args *args, const struct cla_call *call,
-                               bool workspace, size_t groups, const struct cla_submit *submit)
+                               size_t groups, const struct cla_submit *submit)
 {
-    const clattn_buf *const bufs[] = {&call->q.buf, &call->k.buf, &call->v.buf,    &call->o.buf,
-                                      &call->lse,   &call->mask.buf, &call->workspace};
-    struct cla_arg arg[8] = {{sizeof *args, args}};
-    for (int i = 0; i < 7; i++)
-        arg[1 + i] = (struct cla_arg){
+    const clattn_buf *const bufs[CLA_SLOTS] = {
+        [CLA_SLOT_Q] = &call->q.buf, [CLA_SLOT_K] = &call->k.buf, [CLA_SLOT_V] = &call->v.buf,
+        [CLA_SLOT_O] = &call->o.buf, [CLA_SLOT_LSE] = &call->lse,
+        [CLA_SLOT_MASK] = &call->mask.buf, [CLA_SLOT_WORKSPACE] = &call->workspace,
+        [CLA_SLOT_BIAS] = &call->bias.buf, [CLA_SLOT_ALIBI] = &call->alibi.buf,
+        [CLA_SLOT_SINKS] = &call->sinks.buf, [CLA_SLOT_KV_LENS] = &call->kv_lens.buf,
+        [CLA_SLOT_CU_Q] = &call->cu_q.buf, [CLA_SLOT_CU_KV] = &call->cu_kv.buf,
+        [CLA_SLOT_TABLE] = &call->table.buf, [CLA_SLOT_K_SCALE] = &call->k_scale.buf,
+        [CLA_SLOT_V_SCALE] = &call->v_scale.buf, [CLA_SLOT_FAULTS] = &call->faults.buf};
+    struct cla_arg arg[CLA_SLOTS] = {{sizeof *args, args}};
+    for (int i = CLA_SLOT_Q; i < CLA_SLOTS; i++)
+        arg[i] = (struct cla_arg){
             sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
     // In one dimension, so that a driver cannot mix the heads that its threads work on at a time:
     // 91 -> 124 GFLOP/s of the vector shape with 64 channels on Intel's CPU runtime.
     const size_t local = cla_tiled_local(&prepared->tile), global = groups * local;
-    return cla_kernels_enqueue(prepared->kernels[which], &ctx->log, arg, workspace ? 8 : 7,
+    return cla_kernels_enqueue(prepared->kernels[which], &ctx->log, arg, CLA_SLOTS,
                                (cl_command_queue)submit->queue, 1, &global, &local,
                                submit->num_wait, submit->wait, submit->done);
 }
@@ -312,7 +368,7 @@ clattn_status cla_tiled_launch_rows(clattn_context *ctx, const struct cla_proble
     struct cla_fwd_args args;
     cla_tiled_args(p, &prepared->tile, call, &args);
     const size_t groups = (size_t)args.num_tiles * (size_t)p->heads_kv * (size_t)call->batch;
-    return cla_tiled_launch(ctx, prepared, 0, &args, call, false, groups, submit);
+    return cla_tiled_launch(ctx, prepared, 0, &args, call, groups, submit);
 }
 
 clattn_status cla_tiled_enqueue(clattn_context *ctx, const struct cla_problem *p,

@@ -8,34 +8,90 @@
 #include "abi.h"
 #include "algo/algo.h"
 #include "ref/ref.h"
+#include "sequence.h"
 
-enum { TRIAL_LEN_Q = 5, TRIAL_GROUP_MAX = 3, TRIAL_SPLITS = 3 };
+enum { TRIAL_LEN_Q = 5, TRIAL_GROUP_MAX = 3, TRIAL_SPLITS = 3, TRIAL_BEFORE = 2 };
 
-// One allocation with all tensors of the trial.
+// All memory of a trial, taken piece by piece from one allocation.
 struct trial {
     struct cla_problem p;
     struct cla_call call;
-    float *q, *k, *v, *o, *lse, *want_o, *want_lse;
-    uint8_t *mask;
-    size_t rows; // queries of all heads
+    struct cla_host_mem mem; // `o` and `lse` receive what is expected
+    void *o;                 // what the device wrote
+    float *lse;
+    size_t rows; // queries of all heads, those of no sequence included
+    char *memory;
+    size_t used;
+    uint32_t seed;
 };
 
 // Values spread over [-1, 1) by a multiplicative congruential generator (Lehmer, 48271 mod 2^31-1).
-static void fill(float *x, size_t n, uint32_t *state)
+static float next_value(struct trial *t)
 {
-    for (size_t i = 0; i < n; i++) {
-        *state = (uint32_t)((uint64_t)*state * 48271u % 2147483647u);
-        x[i] = (float)((double)*state / 1073741823.5 - 1.0);
+    t->seed = (uint32_t)((uint64_t)t->seed * 48271u % 2147483647u);
+    return (float)((double)t->seed / 1073741823.5 - 1.0);
+}
+
+// Without memory so far it only counts.
+static void *take(struct trial *t, size_t bytes)
+{
+    void *at = t->memory ? t->memory + t->used : NULL;
+    t->used += (bytes + 15) / 16 * 16;
+    return at;
+}
+
+static clattn_buf take_elems(struct trial *t, size_t n, int32_t dtype, float low, float high)
+{
+    const size_t bytes = n * cla_dtype_bytes(dtype);
+    void *at = take(t, bytes);
+    for (size_t i = 0; at && i < n; i++) {
+        const float x = low + (high - low) * (0.5f + 0.5f * next_value(t));
+        if (dtype == CLATTN_DTYPE_I8)
+            ((int8_t *)at)[i] = (int8_t)(127.0f * x);
+        else
+            cla_store_elem(at, (int64_t)i, dtype, x);
     }
+    return clattn_host_buf(at, bytes);
 }
 
-static struct cla_tensor dense(const float *ptr, size_t n, int64_t len, int64_t dim)
+static struct cla_tensor take_tensor(struct trial *t, int64_t outer, int64_t len, int64_t dim,
+                                     int32_t dtype, float low, float high)
 {
-    return (struct cla_tensor){.buf = clattn_host_buf(ptr, n * sizeof *ptr),
+    const size_t n = (size_t)(outer * len * dim);
+    return (struct cla_tensor){.buf = take_elems(t, n, dtype, low, high),
                                .stride = {len * dim, len * dim, dim},
-                               .end_bytes = n * sizeof *ptr};
+                               .end_bytes = n * cla_dtype_bytes(dtype)};
 }
 
+static struct cla_vector take_ints(struct trial *t, int32_t n, int32_t first, int32_t step)
+{
+    int32_t *at = take(t, (size_t)n * sizeof *at);
+    for (int32_t i = 0; at && i < n; i++)
+        at[i] = first + i * step;
+    return (struct cla_vector){.buf = clattn_host_buf(at, (size_t)n * sizeof *at),
+                               .end_bytes = (size_t)n * sizeof *at};
+}
+
+static struct cla_mask take_mask(struct trial *t, bool is_mask, int32_t len_kv)
+{
+    const size_t n = (size_t)(TRIAL_LEN_Q * len_kv);
+    const int32_t dtype = is_mask ? CLATTN_DTYPE_I8 : t->p.dtype_bias;
+    struct cla_mask m = {.buf = take_elems(t, n, dtype, -1.0f, 1.0f),
+                         .stride = {0, 0, len_kv, 1},
+                         .end_bytes = n * cla_dtype_bytes(dtype)};
+    uint8_t *at = m.buf.ptr;
+    for (size_t i = 0; at && i < n; i++) {
+        const size_t row = i / (size_t)len_kv; // row 2 sees nothing
+        const bool seen = row != 2 && (i * 7 + row) % 3 != 0;
+        if (is_mask)
+            at[i] = seen;
+        else if (!seen)
+            cla_store_elem(at, (int64_t)i, dtype, -INFINITY);
+    }
+    return m;
+}
+
+// One sequence of one key head. Packed, it stands between tokens of nobody.
 static void describe(struct trial *t, const struct cla_problem *p, int32_t len_kv)
 {
     t->p = *p;
@@ -43,63 +99,106 @@ static void describe(struct trial *t, const struct cla_problem *p, int32_t len_k
     t->p.group = p->group < TRIAL_GROUP_MAX ? p->group : TRIAL_GROUP_MAX;
     t->p.heads_q = t->p.group;
     t->p.num_splits = TRIAL_SPLITS; // of the algorithm that cuts the keys
-    t->rows = (size_t)t->p.group * TRIAL_LEN_Q;
     t->call = (struct cla_call){.batch = 1, .len_q = TRIAL_LEN_Q, .len_kv = len_kv,
                                 .scale = 1.0f / sqrtf((float)p->dim_qk),
-                                .win_lo = CLA_WIN_MIN, .win_hi = CLA_WIN_MAX,
+                                .softcap = p->softcap ? 0.7f : 0.0f,
+                                .left = p->window ? len_kv - TRIAL_LEN_Q / 2 : -1,
+                                .right = p->causal ? 0 : p->window ? 1 : -1,
                                 // Memory that a trial before this one left may hold the answer.
                                 .bring_outputs = true};
-    t->call.off = p->align == CLATTN_ALIGN_TOP_LEFT ? 0 : len_kv - TRIAL_LEN_Q;
-    if (p->causal)
-        t->call.win_hi = t->call.off;
+    t->call.total_q = p->packed_q ? TRIAL_LEN_Q + 2 * TRIAL_BEFORE : 0;
+    t->call.total_kv = p->packed_kv ? len_kv + 2 * TRIAL_BEFORE : 0;
+    if (p->paged)
+        t->call.num_pages = t->call.max_pages = (len_kv + p->page_size - 1) / p->page_size;
+    cla_call_set_window(&t->p, &t->call);
+}
+
+static void place_buffers(struct trial *t)
+{
+    const struct cla_problem *p = &t->p;
+    struct cla_call *c = &t->call;
+    const int32_t nq = p->packed_q ? c->total_q : c->len_q;
+    const int32_t nk = p->paged ? p->page_size : p->packed_kv ? c->total_kv : c->len_kv;
+    const int32_t pools = p->paged ? c->num_pages : 1;
+    t->rows = (size_t)p->group * (size_t)nq;
+    c->q = take_tensor(t, p->group, nq, p->dim_qk, p->dtype_q, -1.0f, 1.0f);
+    c->k = take_tensor(t, pools, nk, p->dim_qk, p->dtype_kv, -1.0f, 1.0f);
+    c->v = take_tensor(t, pools, nk, p->dim_v, p->dtype_kv, -1.0f, 1.0f);
+    if (p->dtype_kv == CLATTN_DTYPE_I8) {
+        c->k_scale = take_tensor(t, pools, nk, 1, CLATTN_DTYPE_F32, 0.004f, 0.012f);
+        c->v_scale = take_tensor(t, pools, nk, 1, CLATTN_DTYPE_F32, 0.004f, 0.012f);
+    }
+    c->o = take_tensor(t, p->group, nq, p->dim_v, p->dtype_o, NAN, NAN);
+    const clattn_buf want = take_elems(t, t->rows * (size_t)p->dim_v, p->dtype_o, NAN, NAN);
+    const clattn_buf lse = take_elems(t, t->rows, CLATTN_DTYPE_F32, NAN, NAN);
+    const clattn_buf want_lse = take_elems(t, t->rows, CLATTN_DTYPE_F32, NAN, NAN);
+    if (p->lse) {
+        c->lse = lse;
+        c->lse_end_bytes = t->rows * sizeof(float);
+        c->lse_stride[1] = nq;
+    }
+    if (p->mask)
+        c->mask = take_mask(t, true, c->len_kv);
+    if (p->bias)
+        c->bias = take_mask(t, false, c->len_kv);
+    const size_t heads_bytes = (size_t)p->group * sizeof(float);
+    if (p->alibi)
+        c->alibi = (struct cla_vector){
+            .buf = take_elems(t, (size_t)p->group, CLATTN_DTYPE_F32, 0.0f, 0.1f),
+            .end_bytes = heads_bytes};
+    if (p->sinks)
+        c->sinks = (struct cla_vector){
+            .buf = take_elems(t, (size_t)p->group, CLATTN_DTYPE_F32, -1.0f, 1.0f),
+            .end_bytes = heads_bytes};
+    if (p->kv_lens)
+        c->kv_lens = take_ints(t, 1, c->len_kv - 1, 0);
+    if (p->packed_q)
+        c->cu_q = take_ints(t, 2, TRIAL_BEFORE, c->len_q);
+    if (p->packed_kv)
+        c->cu_kv = take_ints(t, 2, TRIAL_BEFORE, c->len_kv);
+    if (p->paged) // the last page comes first
+        c->table = take_ints(t, c->num_pages, c->num_pages - 1, -1);
+    t->o = c->o.buf.ptr;
+    t->lse = lse.ptr;
+    t->mem = (struct cla_host_mem){
+        .q = c->q.buf.ptr, .k = c->k.buf.ptr, .v = c->v.buf.ptr, .o = want.ptr,
+        .lse = p->lse ? want_lse.ptr : NULL, .mask = c->mask.buf.ptr, .bias = c->bias.buf.ptr,
+        .alibi = c->alibi.buf.ptr, .sinks = c->sinks.buf.ptr, .kv_lens = c->kv_lens.buf.ptr,
+        .cu_q = c->cu_q.buf.ptr, .cu_kv = c->cu_kv.buf.ptr, .table = c->table.buf.ptr,
+        .k_scale = c->k_scale.buf.ptr, .v_scale = c->v_scale.buf.ptr};
 }
 
 static bool make(struct trial *t, const struct cla_problem *p, int32_t len_kv)
 {
+    t->seed = 20231;
     describe(t, p, len_kv);
-    const size_t dq = (size_t)p->dim_qk, dv = (size_t)p->dim_v, nk = (size_t)len_kv;
-    const size_t n_q = t->rows * dq, n_k = nk * dq, n_v = nk * dv, n_o = t->rows * dv;
-    float *x = malloc((n_q + n_k + n_v + 2 * n_o + 2 * t->rows) * sizeof *x);
-    t->mask = malloc(TRIAL_LEN_Q * nk);
-    t->q = x;
-    if (!x || !t->mask)
+    place_buffers(t);
+    t->memory = malloc(t->used);
+    t->used = 0;
+    if (!t->memory)
         return false;
-    t->k = t->q + n_q;
-    t->v = t->k + n_k;
-    t->o = t->v + n_v;
-    t->want_o = t->o + n_o;
-    t->lse = t->want_o + n_o;
-    t->want_lse = t->lse + t->rows;
-    uint32_t seed = 20231;
-    fill(t->q, n_q + n_k + n_v, &seed);
-    for (size_t i = 0; i < 2 * (n_o + t->rows); i++)
-        t->o[i] = NAN;
-    for (size_t i = 0; i < TRIAL_LEN_Q * nk; i++) // row 2 sees nothing
-        t->mask[i] = i / nk != 2 && (i * 7 + i / nk) % 3 != 0;
-
-    t->call.q = dense(t->q, n_q, TRIAL_LEN_Q, p->dim_qk);
-    t->call.k = dense(t->k, n_k, len_kv, p->dim_qk);
-    t->call.v = dense(t->v, n_v, len_kv, p->dim_v);
-    t->call.o = dense(t->o, n_o, TRIAL_LEN_Q, p->dim_v);
-    if (p->mask)
-        t->call.mask = (struct cla_mask){.buf = clattn_host_buf(t->mask, TRIAL_LEN_Q * nk),
-                                         .stride = {0, 0, len_kv, 1},
-                                         .end_bytes = TRIAL_LEN_Q * nk};
-    if (p->lse)
-        t->call.lse = clattn_host_buf(t->lse, t->rows * sizeof(float));
+    place_buffers(t);
     return true;
 }
 
-static bool equal(const float *got, const float *want, size_t n, const char *name, char *why,
-                  size_t why_size)
+// Elements that nobody was to write are NaN on both sides.
+static bool equal(const void *got, const void *want, size_t n, int32_t dtype, const char *name,
+                  char *why, size_t why_size)
 {
+    // The products' rounding, and twice that of the type.
+    const float unit = dtype == CLATTN_DTYPE_F16    ? 0x1p-10f
+                       : dtype == CLATTN_DTYPE_BF16 ? 0x1p-7f
+                                                    : 0.0f;
+    const float part = 2e-5f + unit;
     for (size_t i = 0; i < n; i++) {
-        const bool same = isfinite(want[i])
-                              ? fabsf(got[i] - want[i]) <= 2e-5f + 2e-5f * fabsf(want[i])
-                              : got[i] == want[i];
+        const float x = cla_load_elem(got, (int64_t)i, dtype);
+        const float y = cla_load_elem(want, (int64_t)i, dtype);
+        const bool same = isnan(y)      ? isnan(x)
+                          : isfinite(y) ? fabsf(x - y) <= part + part * fabsf(y)
+                                        : x == y;
         if (!same) {
-            snprintf(why, why_size, "trial: %s[%zu] is %g, expected %g", name, i, (double)got[i],
-                     (double)want[i]);
+            snprintf(why, why_size, "trial: %s[%zu] is %g, expected %g", name, i, (double)x,
+                     (double)y);
             return false;
         }
     }
@@ -116,10 +215,7 @@ clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
     // One whole key tile and a ragged one.
     if (!make(&t, p, tile->tile_k + 3))
         CLA_TRY(cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "trial: no memory"));
-    const struct cla_host_mem want = {.q = t.q, .k = t.k, .v = t.v, .o = t.want_o,
-                                      .lse = p->lse ? t.want_lse : NULL,
-                                      .mask = p->mask ? t.mask : NULL};
-    CLA_TRY(cla_ref_forward(&t.p, &t.call, &want));
+    CLA_TRY(cla_ref_forward(&t.p, &t.call, &t.mem));
     const struct cla_extent e = {t.call.batch, t.call.len_q, t.call.len_kv, false};
     t.call.workspace_need = cla_workspace_need(ctx, algo, &t.p, prepared, &e);
     st = algo->run(ctx, &t.p, prepared, &t.call);
@@ -127,11 +223,10 @@ clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
         snprintf(why, why_size, "trial: %s", clattn_status_string(st));
         goto done;
     }
-    if (!equal(t.o, t.want_o, t.rows * (size_t)p->dim_v, "o", why, why_size) ||
-        (p->lse && !equal(t.lse, t.want_lse, t.rows, "lse", why, why_size)))
+    if (!equal(t.o, t.mem.o, t.rows * (size_t)p->dim_v, p->dtype_o, "o", why, why_size) ||
+        (p->lse && !equal(t.lse, t.mem.lse, t.rows, CLATTN_DTYPE_F32, "lse", why, why_size)))
         st = CLATTN_ERR_SELF_TEST;
 done:
-    free(t.q);
-    free(t.mask);
+    free(t.memory);
     return st;
 }

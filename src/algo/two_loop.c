@@ -29,6 +29,7 @@ const struct cla_algo cla_algo_two_loop = {
     .id = CLATTN_ALGO_TWO_LOOP,
     .name = "two_loop",
     .by_name_only = true,
+    .lacks = CLA_NEEDS_INT8 | CLA_NEEDS_PACKED | CLA_NEEDS_PAGED,
     .tiled = &two_loop,
     .propose = cla_tiled_propose,
     .prepare = cla_tiled_prepare,

@@ -146,7 +146,7 @@ static double bytes(const struct cla_problem *p, const struct cla_caps *caps,
     const double keys = (double)p->heads_kv * (double)len_kv;
     const double scores = rows * (double)len_kv;
     const double passes = 2 + (p->softmax == CLATTN_SOFTMAX_ONLINE ? 3 : 4) +
-                          (p->mask || p->causal ? 2 : 0);
+                          (p->mask || p->causal || p->window ? 2 : 0);
     const int32_t parts = parts_of(len_kv);
     const double outputs = (double)p->dim_v * (parts > 1 ? 1 + 2 * parts : 1);
     // V is read, its copy is written and read.
@@ -261,7 +261,7 @@ static clattn_status softmax(const struct way *r)
 {
     clattn_status st = CLATTN_OK;
     const struct cla_call *c = r->call;
-    const bool own_pass = r->p->mask || r->p->causal || c->scale <= 0.0f;
+    const bool own_pass = r->p->mask || r->p->causal || r->p->window || c->scale <= 0.0f;
     if (own_pass) {
         const size_t local = (size_t)r->prepared->tile.items_k;
         const size_t global = (size_t)r->l.rows * local;
@@ -429,6 +429,7 @@ const struct cla_algo cla_algo_unfused = {
     .id = CLATTN_ALGO_UNFUSED,
     .name = "unfused",
     .by_name_only = true,
+    .lacks = (1u << CLA_NEEDS_COUNT) - 1 - CLA_NEEDS_WINDOW,
     .tiled = &unfused,
     .propose = propose,
     .prepare = cla_tiled_prepare,

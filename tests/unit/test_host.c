@@ -192,6 +192,8 @@ static struct fixture *make(struct shape s)
     c->off = s.top_left ? 0 : s.len_kv - s.len_q;
     c->win_lo = s.window ? s.win_lo : CLA_WIN_MIN;
     c->win_hi = s.window ? s.win_hi : s.causal ? c->off : CLA_WIN_MAX;
+    c->lse_stride[0] = (int64_t)s.heads_q * s.len_q;
+    c->lse_stride[1] = s.len_q;
     f->q = make_array(set_strides(&c->q, &s, s.heads_q, s.len_q, s.dim_qk), 0);
     f->k = make_array(set_strides(&c->k, &s, s.heads_kv, s.len_kv, s.dim_qk), 0);
     f->v = make_array(set_strides(&c->v, &s, s.heads_kv, s.len_kv, s.dim_v), 0);
@@ -204,7 +206,8 @@ static struct fixture *make(struct shape s)
     fill(f, &f->q, &c->q, s.heads_q, s.len_q, s.dim_qk, normal);
     fill(f, &f->k, &c->k, s.heads_kv, s.len_kv, s.dim_qk, normal);
     fill(f, &f->v, &c->v, s.heads_kv, s.len_kv, s.dim_v, uniform);
-    f->mem = (struct cla_host_mem){f->q.data, f->k.data, f->v.data, f->o.data, f->lse.data, NULL};
+    f->mem = (struct cla_host_mem){.q = f->q.data, .k = f->k.data, .v = f->v.data,
+                                   .o = f->o.data, .lse = f->lse.data};
     if (s.mask)
         make_mask(f);
     return f;

@@ -68,6 +68,8 @@ static struct fixture *make(int32_t heads_q, int32_t heads_kv, int32_t len_q, in
     f->call.scale = 1.0f / sqrtf((float)dim);
     f->call.win_lo = CLA_WIN_MIN;
     f->call.win_hi = CLA_WIN_MAX;
+    f->call.lse_stride[0] = heads_q * len_q;
+    f->call.lse_stride[1] = len_q;
     set_strides(&f->call.q, heads_q, len_q, dim);
     set_strides(&f->call.k, heads_kv, len_kv, dim);
     set_strides(&f->call.v, heads_kv, len_kv, dim);
@@ -77,7 +79,8 @@ static struct fixture *make(int32_t heads_q, int32_t heads_kv, int32_t len_q, in
     fill_pattern(f->v, 2, heads_kv, len_kv, dim);
     fill(f->o, NAN);
     fill(f->lse, NAN);
-    f->mem = (struct cla_host_mem){f->q, f->k, f->v, f->o, f->lse, f->mask};
+    f->mem = (struct cla_host_mem){
+        .q = f->q, .k = f->k, .v = f->v, .o = f->o, .lse = f->lse, .mask = f->mask};
     return f;
 }
 
@@ -339,7 +342,8 @@ static void test_nan_behind_mask(void **state)
     assert_non_null(dirty);
     *dirty = *clean;
     dirty->mem =
-        (struct cla_host_mem){dirty->q, dirty->k, dirty->v, dirty->o, dirty->lse, dirty->mask};
+        (struct cla_host_mem){.q = dirty->q, .k = dirty->k, .v = dirty->v, .o = dirty->o,
+                              .lse = dirty->lse, .mask = dirty->mask};
     for (int d = 0; d < 8; d++) {
         dirty->k[2 * 8 + d] = dirty->v[4 * 8 + d] = NAN;
         dirty->k[4 * 8 + d] = INFINITY;

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of a call's buffers: kinds, sizes, strides, overlaps.
+#include "call_memory.h"
+
+#include <stdio.h>
+#include <string.h>
+
+// *acc += a * b, false on overflow. a, b >= 0.
+static bool add_product(int64_t *acc, int64_t a, int64_t b)
+{
+    int64_t product;
+    return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(*acc, product, acc);
+}
+
+// Size of a cl_mem, or why it is none that can be used.
+static clattn_status mem_size(const char *name, const clattn_buf *buf, cla_mem_fn mem_facts,
+                              void *user, const struct cla_log *log, size_t *whole)
+{
+    if (!mem_facts)
+        return cla_fail(log, CLATTN_ERR_BUFFER_MISSING,
+                        "%s.buf.kind is %d, a cl_mem, but the context has no OpenCL device", name,
+                        (int)buf->kind);
+    struct cla_mem_facts facts = {0};
+    const clattn_status st = mem_facts(user, buf->ptr, &facts);
+    if (st == CLATTN_ERR_WRONG_CONTEXT)
+        return cla_fail(log, st, "%s.buf.ptr %p is a cl_mem of another context", name, buf->ptr);
+    if (st != CLATTN_OK)
+        return cla_fail(log, st, "%s.buf.ptr %p is no cl_mem, or none that is a buffer", name,
+                        buf->ptr);
+    *whole = facts.bytes;
+    return CLATTN_OK;
+}
+
+clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem_bytes,
+                            size_t end_bytes, cla_mem_fn mem_facts, void *user,
+                            const struct cla_log *log)
+{
+    if (buf->reserved)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s.buf.reserved is %u, not 0", name,
+                        (unsigned)buf->reserved);
+    if (buf->kind < CLATTN_BUF_ABSENT || buf->kind > CLATTN_BUF_CL_MEM)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s.buf.kind is %d, not 0 to %d", name,
+                        (int)buf->kind, (int)CLATTN_BUF_CL_MEM);
+    if (buf->kind == CLATTN_BUF_ABSENT || !buf->ptr)
+        return cla_fail(log, CLATTN_ERR_BUFFER_MISSING, "%s is absent (kind %d, ptr %s)", name,
+                        (int)buf->kind, buf->ptr ? "set" : "NULL");
+    if (buf->offset_bytes % elem_bytes)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "%s.buf.offset_bytes is %zu, no multiple of the element's %zu bytes", name,
+                        buf->offset_bytes, elem_bytes);
+    if (buf->kind == CLATTN_BUF_HOST && (uintptr_t)buf->ptr % elem_bytes)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "%s.buf.ptr %p is not aligned to the element's %zu bytes", name, buf->ptr,
+                        elem_bytes);
+    size_t size = buf->size_bytes;
+    if (buf->kind == CLATTN_BUF_CL_MEM) {
+        size_t whole = 0;
+        const clattn_status st = mem_size(name, buf, mem_facts, user, log, &whole);
+        if (st != CLATTN_OK)
+            return st;
+        if (size > whole)
+            return cla_fail(log, CLATTN_ERR_BUFFER_TOO_SMALL,
+                            "%s.buf.size_bytes %zu is more than the cl_mem's %zu", name, size,
+                            whole);
+        if (!size)
+            size = whole;
+    }
+    if (size && end_bytes > size)
+        return cla_fail(log, CLATTN_ERR_BUFFER_TOO_SMALL,
+                        "%s needs %zu bytes from the start of its memory, it has %zu", name,
+                        end_bytes, size);
+    return CLATTN_OK;
+}
+
+clattn_status cla_check_buf(const struct cla_checker *c, const char *name, const clattn_buf *buf,
+                            size_t elem_bytes, size_t end_bytes)
+{
+    return cla_buf_check(name, buf, elem_bytes, end_bytes, c->mem_facts, c->user, c->log);
+}
+
+// What overflows is the caller's strides, or the shape where they follow from it.
+static clattn_status overflow(const struct cla_checker *c, const char *name, const int64_t *extent,
+                              const int64_t *stride, int n, bool strided)
+{
+    const int64_t *shown = strided ? stride : extent;
+    char text[96] = "";
+    for (int i = 0; i < n; i++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%lld", i ? " x " : "", (long long)shown[i]);
+    }
+    return strided ? cla_fail(c->log, CLATTN_ERR_STRIDE, "%s: strides %s overflow 64 bits", name,
+                              text)
+                   : cla_fail(c->log, CLATTN_ERR_SHAPE, "%s: extents %s overflow 64 bits", name,
+                              text);
+}
+
+// Bytes from the start of the memory that are reached: offset + last element.
+static clattn_status reach(const struct cla_checker *c, const char *name, size_t offset_bytes,
+                           size_t elem_bytes, const int64_t *extent, const int64_t *stride, int n,
+                           int64_t innermost, bool strided, size_t *end_bytes)
+{
+    int64_t last = innermost, bytes = 0;
+    bool ok = true;
+    for (int i = 0; i < n; i++)
+        ok = ok && add_product(&last, extent[i] - 1, stride[i]);
+    if (!ok || !add_product(&bytes, last, (int64_t)elem_bytes))
+        return overflow(c, name, extent, stride, n, strided);
+    if ((uint64_t)bytes > SIZE_MAX || offset_bytes > SIZE_MAX / 2 ||
+        (uint64_t)bytes > SIZE_MAX / 2 - offset_bytes)
+        return cla_fail(c->log, CLATTN_ERR_BUFFER_TOO_SMALL,
+                        "%s.buf.offset_bytes is %zu, from where no memory has %lld bytes", name,
+                        offset_bytes, (long long)bytes);
+    *end_bytes = (size_t)bytes + offset_bytes;
+    return CLATTN_OK;
+}
+
+// Elements of an output may not overlap: sorted by stride, each axis must step at least over what
+// the smaller ones span.
+static clattn_status check_no_self_overlap(const struct cla_checker *c, const char *name,
+                                           const int64_t extent[3], const int64_t stride[3],
+                                           int64_t innermost)
+{
+    int order[3] = {0, 1, 2};
+    for (int i = 1; i < 3; i++) {
+        for (int k = i; k > 0 && stride[order[k]] < stride[order[k - 1]]; k--) {
+            const int t = order[k];
+            order[k] = order[k - 1];
+            order[k - 1] = t;
+        }
+    }
+    int64_t span = innermost;
+    for (int i = 0; i < 3; i++) {
+        const int axis = order[i];
+        if (extent[axis] < 2)
+            continue;
+        if (stride[axis] < span)
+            return cla_fail(c->log, CLATTN_ERR_STRIDE,
+                            "%s: stride %lld of axis %d is less than the %lld elements that the "
+                            "smaller axes span, so elements overlap",
+                            name, (long long)stride[axis], axis, (long long)span);
+        span += (extent[axis] - 1) * stride[axis]; // reach() has checked this for overflow
+    }
+    return CLATTN_OK;
+}
+
+clattn_status cla_check_tensor(const struct cla_checker *c, const char *name,
+                               const clattn_tensor *t, const int64_t extent[3], int64_t dim,
+                               int32_t dtype, bool output, struct cla_tensor *out)
+{
+    clattn_status st = CLATTN_OK;
+    const size_t elem_bytes = cla_dtype_bytes(dtype);
+    const int64_t heads = extent[1], len = extent[2];
+    if (t->layout < 0 || t->layout > CLATTN_LAYOUT_STRIDED)
+        CLA_TRY(cla_fail(c->log, CLATTN_ERR_INVALID_ARGUMENT, "%s.layout is %d, not 0 to %d", name,
+                         (int)t->layout, (int)CLATTN_LAYOUT_STRIDED));
+    if (t->reserved)
+        CLA_TRY(cla_fail(c->log, CLATTN_ERR_INVALID_ARGUMENT, "%s.reserved is %d, not 0", name,
+                         (int)t->reserved));
+    *out = (struct cla_tensor){.buf = t->buf};
+    if (extent[0] == 0 || len == 0) // an empty tensor needs no memory
+        goto done;
+    int64_t s[3] = {t->stride_batch, t->stride_head, t->stride_seq};
+    if (t->layout != CLATTN_LAYOUT_STRIDED) {
+        int64_t rows = 0, all = 0;
+        if (!add_product(&rows, heads, len) || !add_product(&all, rows, dim))
+            CLA_TRY(cla_fail(c->log, CLATTN_ERR_SHAPE,
+                             "%s: %lld heads x %lld x %lld overflows 64 bits", name,
+                             (long long)heads, (long long)len, (long long)dim));
+        const bool bshd = t->layout == CLATTN_LAYOUT_BSHD;
+        s[0] = all;
+        s[1] = bshd ? dim : len * dim;
+        s[2] = bshd ? heads * dim : dim;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (s[i] < 0)
+            CLA_TRY(cla_fail(c->log, CLATTN_ERR_STRIDE, "%s: stride %lld of axis %d is negative",
+                             name, (long long)s[i], i));
+        out->stride[i] = s[i];
+    }
+    CLA_TRY(reach(c, name, t->buf.offset_bytes, elem_bytes, extent, s, 3, dim,
+                  t->layout == CLATTN_LAYOUT_STRIDED, &out->end_bytes));
+    if (output)
+        CLA_TRY(check_no_self_overlap(c, name, extent, s, dim));
+    CLA_TRY(cla_check_buf(c, name, &t->buf, elem_bytes, out->end_bytes));
+    out->offset = (int64_t)(t->buf.offset_bytes / elem_bytes);
+done:
+    return st;
+}
+
+clattn_status cla_check_mask(const struct cla_checker *c, const char *name, const clattn_mask *m,
+                             const int64_t extent[4], size_t elem_bytes, struct cla_mask *out)
+{
+    static const char *const axis_name[4] = {"batch", "head", "query", "key"};
+    clattn_status st = CLATTN_OK;
+    *out = (struct cla_mask){.buf = m->buf};
+    if (m->layout != CLATTN_LAYOUT_BHSD && m->layout != CLATTN_LAYOUT_STRIDED)
+        CLA_TRY(cla_fail(c->log, CLATTN_ERR_INVALID_ARGUMENT, "%s.layout is %d, not 0 or 2", name,
+                         (int)m->layout));
+    if (m->reserved)
+        CLA_TRY(cla_fail(c->log, CLATTN_ERR_INVALID_ARGUMENT, "%s.reserved is %d, not 0", name,
+                         (int)m->reserved));
+    int64_t own[4];
+    for (int i = 0; i < 4; i++) {
+        own[i] = m->extent[i] ? m->extent[i] : extent[i];
+        if (own[i] != 1 && own[i] != extent[i])
+            CLA_TRY(cla_fail(c->log, CLATTN_ERR_SHAPE,
+                             "%s.extent[%d] (%s) is %lld, neither 1 nor %lld", name, i,
+                             axis_name[i], (long long)own[i], (long long)extent[i]));
+    }
+    if (extent[0] == 0 || extent[2] == 0 || extent[3] == 0) // an empty mask needs no memory
+        goto done;
+    int64_t contiguous = 1;
+    for (int i = 3; i >= 0; i--) {
+        int64_t s = m->layout == CLATTN_LAYOUT_STRIDED ? m->stride[i] : contiguous;
+        if (s < 0)
+            CLA_TRY(cla_fail(c->log, CLATTN_ERR_STRIDE, "%s.stride[%d] (%s) is %lld, negative",
+                             name, i, axis_name[i], (long long)s));
+        if (__builtin_mul_overflow(contiguous, own[i], &contiguous))
+            CLA_TRY(cla_fail(c->log, CLATTN_ERR_SHAPE,
+                             "%s: extents from %s.extent[%d] (%lld) on overflow 64 bits", name,
+                             name, i, (long long)own[i]));
+        out->stride[i] = own[i] == 1 ? 0 : s;
+    }
+    CLA_TRY(reach(c, name, m->buf.offset_bytes, elem_bytes, own, out->stride, 4, 1,
+                  m->layout == CLATTN_LAYOUT_STRIDED, &out->end_bytes));
+    CLA_TRY(cla_check_buf(c, name, &m->buf, elem_bytes, out->end_bytes));
+    out->offset = (int64_t)(m->buf.offset_bytes / elem_bytes);
+done:
+    return st;
+}
+
+clattn_status cla_check_vector(const struct cla_checker *c, const char *name,
+                               const clattn_buf *buf, const int64_t extent[3], size_t elem_bytes,
+                               struct cla_vector *out)
+{
+    int64_t rows = 0, all = 0;
+    if (!add_product(&rows, extent[0], extent[1]) || !add_product(&all, rows, extent[2]))
+        return cla_fail(c->log, CLATTN_ERR_SHAPE, "%s: %lld * %lld * %lld overflows 64 bits", name,
+                        (long long)extent[0], (long long)extent[1], (long long)extent[2]);
+    *out = (struct cla_vector){.buf = *buf};
+    if (all == 0)
+        return CLATTN_OK;
+    const int64_t one[1] = {all};
+    const int64_t step[1] = {1};
+    clattn_status st = reach(c, name, buf->offset_bytes, elem_bytes, one, step, 1, 1, false,
+                             &out->end_bytes);
+    out->offset = (int64_t)(buf->offset_bytes / elem_bytes);
+    return st == CLATTN_OK ? cla_check_buf(c, name, buf, elem_bytes, out->end_bytes) : st;
+}
+
+// ---- overlaps ----------------------------------------------------------------------------
+
+// Start and end of a range in the memory that it lies in.
+static void *range_in(const struct cla_buf_range *r, cla_mem_fn mem_facts, void *user,
+                      uintptr_t *begin, uintptr_t *end)
+{
+    struct cla_mem_facts facts = {0};
+    uintptr_t base = 0;
+    void *root = r->buf->ptr;
+    if (r->buf->kind == CLATTN_BUF_HOST) {
+        base = (uintptr_t)root;
+        root = NULL; // there is one host memory
+    } else if (mem_facts && mem_facts(user, root, &facts) == CLATTN_OK && facts.root) {
+        base = facts.root_offset;
+        root = facts.root;
+    }
+    *begin = base + r->buf->offset_bytes;
+    *end = base + r->end_bytes;
+    return root;
+}
+
+bool cla_ranges_overlap(const struct cla_buf_range *a, const struct cla_buf_range *b,
+                        cla_mem_fn mem_facts, void *user)
+{
+    uintptr_t a0, a1, b0, b1;
+    if (!a->end_bytes || !b->end_bytes || a->buf->kind != b->buf->kind)
+        return false;
+    return range_in(a, mem_facts, user, &a0, &a1) == range_in(b, mem_facts, user, &b0, &b1) &&
+           a0 < b1 && b0 < a1;
+}
+
+clattn_status cla_check_overlaps(const struct cla_checker *c, const struct cla_call *call)
+{
+    const struct cla_buf_range r[] = {
+        {"o", &call->o.buf, call->o.end_bytes},
+        {"lse", &call->lse, call->lse_end_bytes},
+        {"faults", &call->faults.buf, call->faults.end_bytes},
+        {"q", &call->q.buf, call->q.end_bytes},
+        {"k", &call->k.buf, call->k.end_bytes},
+        {"v", &call->v.buf, call->v.end_bytes},
+        {"mask", &call->mask.buf, call->mask.end_bytes},
+        {"bias", &call->bias.buf, call->bias.end_bytes},
+        {"alibi", &call->alibi.buf, call->alibi.end_bytes},
+        {"sinks", &call->sinks.buf, call->sinks.end_bytes},
+        {"kv_lens", &call->kv_lens.buf, call->kv_lens.end_bytes},
+        {"cu_seqlens_q", &call->cu_q.buf, call->cu_q.end_bytes},
+        {"cu_seqlens_kv", &call->cu_kv.buf, call->cu_kv.end_bytes},
+        {"page_table", &call->table.buf, call->table.end_bytes},
+        {"k_scale", &call->k_scale.buf, call->k_scale.end_bytes},
+        {"v_scale", &call->v_scale.buf, call->v_scale.end_bytes},
+    };
+    enum { OUTPUTS = 3, COUNT = sizeof r / sizeof r[0] };
+    for (int out = 0; out < OUTPUTS; out++) {
+        for (int other = out + 1; other < COUNT; other++) {
+            if (cla_ranges_overlap(&r[out], &r[other], c->mem_facts, c->user))
+                return cla_fail(c->log, CLATTN_ERR_OVERLAP,
+                                "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", r[out].name,
+                                r[out].buf->offset_bytes, r[out].end_bytes, r[other].name,
+                                r[other].buf->offset_bytes, r[other].end_bytes);
+        }
+    }
+    return CLATTN_OK;
+}
