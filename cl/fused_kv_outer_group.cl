@@ -76,8 +76,10 @@ void fused_kv_outer_group(FWD_PARAMS)
         const int k0 = begin + round * TILE_K;
 #if KEEPS_KV
         // Behind the barriers of the round before nobody reads these any more.
-        load_keys(kv_tile, k_mem, k_base, a.k.stride_s, k0, end, 0, DIM_QK, true, is_aligned(&a), item);
-        load_keys(v_tile, v_mem, v_base, a.v.stride_s, k0, end, 0, DIM_V, false, is_aligned(&a), item);
+        load_keys(kv_tile, k_mem, k_base, a.k.stride_s, k0, end, 0, DIM_QK, true, is_aligned(&a),
+                  item);
+        load_keys(v_tile, v_mem, v_base, a.v.stride_s, k0, end, 0, DIM_V, false, is_aligned(&a),
+                  item);
 #endif
         for (int tile = strip; tile < a.num_tiles; tile += strips) {
             struct place at;
@@ -110,7 +112,8 @@ void fused_kv_outer_group(FWD_PARAMS)
                 score(s, q_tile, kv_tile, item);
                 finish_scores(s, &a, &at, &keys, mask_mem, k0, item);
 #else
-                score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem, k0, item);
+                score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem,
+                           k0, item);
 #endif
                 for (int pass = 0; pass < passes; ++pass) {
                     const bool careful = pass > 0;

@@ -114,7 +114,8 @@ void two_loop_group(FWD_PARAMS)
         clear_sums(&sum);
         for (int tile = 0; tile < tiles; ++tile) {
             const int k0 = keys.begin + tile * TILE_K;
-            score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem, k0, item);
+            score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem, k0,
+                       item);
             put_weights(p_tile, m, inverse, s, careful, item);
             barrier(CLK_LOCAL_MEM_FENCE); // K is read
             add_tile(&sum, one, p_tile, kv_tile, &a, keys.end, v_mem, v_base, k0, careful, false,

@@ -154,8 +154,8 @@ typedef struct clattn_tensor {
     int64_t stride_seq;   ///< likewise
 } clattn_tensor;
 
-/// A boolean mask (one byte an element, non-zero = visible) or an additive bias (added to the score,
-/// -infinity = hidden), [batch, heads_q, len_q, len_kv]. Where sequences have lengths of their own,
+/// A boolean mask (one byte an element, non-zero = visible) or an additive bias (added to the
+/// score, -infinity = hidden), [batch, heads_q, len_q, len_kv]. Where sequences have lengths of their own,
 /// i and j count inside the sequence and what lies beyond its lengths is not read.
 typedef struct clattn_mask {
     clattn_buf buf;     ///< the memory
@@ -212,8 +212,8 @@ typedef struct clattn_attention_call {
     /// CLATTN_ALGO_AUTO can come to split_kv.
     clattn_buf workspace;
 
-    /// With CLATTN_FEATURE_WINDOW and CLATTN_SET_WINDOW: EXTRA keys that a query sees on either side
-    /// of its own position, -1 = unlimited. With CLATTN_FEATURE_CAUSAL the right side is 0.
+    /// With CLATTN_FEATURE_WINDOW and CLATTN_SET_WINDOW: EXTRA keys that a query sees on either
+    /// side of its own position, -1 = unlimited. With CLATTN_FEATURE_CAUSAL the right side is 0.
     int32_t window_left;
     int32_t window_right; ///< see window_left
     float softcap;      ///< with CLATTN_FEATURE_SOFTCAP: finite, >= 0; 0 = no cap
@@ -228,8 +228,8 @@ typedef struct clattn_attention_call {
     /// With CLATTN_FEATURE_KV_LENS: int32 [batch], keys of each sequence, 0 to len_kv; of packed
     /// keys the first ones of each sequence
     clattn_buf kv_lens;
-    /// With CLATTN_FEATURE_PACKED_Q: int32 [batch + 1], not decreasing, 0 to total_q; sequence b has
-    /// the tokens cu[b] to cu[b + 1] - 1, at most len_q. O and LSE elsewhere are not written.
+    /// With CLATTN_FEATURE_PACKED_Q: int32 [batch + 1], not decreasing, 0 to total_q; sequence b
+    /// has the tokens cu[b] to cu[b + 1] - 1, at most len_q. O and LSE elsewhere are not written.
     clattn_buf cu_seqlens_q;
     clattn_buf cu_seqlens_kv; ///< with CLATTN_FEATURE_PACKED_KV, likewise by total_kv and len_kv
     /// With CLATTN_FEATURE_PAGED: int32 [batch, max_pages]; key j of sequence b lies in page

@@ -38,7 +38,8 @@ static uint64_t workspace(const clattn_context *ctx, const struct cla_problem *p
     const uint64_t heads = (uint64_t)e->batch * (uint64_t)p->heads_kv; // below 2^62
     const uint64_t rows = (uint64_t)tiles_of_rows(p, t, e->len_q) * (uint64_t)t->tile_q;
     const uint64_t row =
-        (uint64_t)CLA_KV_OUTER_ROW_FLOATS(p->dim_v, is_long(e->len_kv)) * sizeof(float);
+        (uint64_t)CLA_KV_OUTER_ROW_FLOATS(p->dim_v, is_long(e->len_kv),
+                                          p->dtype_o != CLATTN_DTYPE_F32) * sizeof(float);
     if ((double)heads * (double)rows * (double)row >= 0x1p63)
         return UINT64_MAX;
     return heads * rows * row;
