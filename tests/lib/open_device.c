@@ -98,6 +98,10 @@ void log_capture(void *user, clattn_log_level level, const char *message)
 static void print_log(void *user, clattn_log_level level, const char *message)
 {
     struct test_device *d = user;
+    if (d->capture) {
+        log_capture(d->capture, level, message);
+        return;
+    }
     d->warnings += level <= CLATTN_LOG_WARN;
     printf("    %s: %s\n", d->tag, message);
 }

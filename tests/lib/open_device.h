@@ -21,18 +21,20 @@
 
 enum { DEVICES_MAX = 16, SKIP_STATUS = 77 };
 
+// Text of the last messages of a log callback; see log_capture().
+struct log_capture {
+    char text[4096]; // lines end with a newline
+    int errors;
+};
+
 struct test_device {
     clattn_context *ctx;
     clattn_device_info info;
     char tag[64]; // short name for messages
     int level;    // enum test_level
     int warnings; // messages of level warning or error so far
-};
-
-// Text of the last messages of a log callback; see log_capture().
-struct log_capture {
-    char text[4096]; // lines end with a newline
-    int errors;
+    // Receives the messages of a call that is to be refused, which then are no warnings; NULL = none
+    struct log_capture *capture;
 };
 
 // Whether two threads may enqueue kernels at once. Oclgrind 21.10 simulates one kernel at a time
