@@ -85,6 +85,7 @@ struct cla_fwd_args {
     cla_u32 flags; // CLA_FWD_* bits
     cla_i32 num_tiles; // query tiles per (batch, key head)
     cla_i32 num_splits; // parts that the keys are cut into, 1 where an algorithm doesn't cut them
+    cla_i32 reserved; // no padding at the end: Mesa's rusticl leaves it out of the argument's size
 };
 
 // Workspace of split keys, in floats from workspace_offset on. Row r of (batch b, key head g) is

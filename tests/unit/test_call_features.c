@@ -202,7 +202,7 @@ static void test_buffers(void **state)
         size_t offset; // of the clattn_buf in the call
         size_t bytes;  // that are needed
     } b[] = {
-        {CLATTN_FEATURE_BIAS, "bias", offsetof(clattn_attention_call, bias.buf), 2 * 4 * 3 * 10 * 4},
+        {CLATTN_FEATURE_BIAS, "bias", offsetof(clattn_attention_call, bias.buf), 960},
         {CLATTN_FEATURE_ALIBI, "alibi", offsetof(clattn_attention_call, alibi), 16},
         {CLATTN_FEATURE_SINKS, "sinks", offsetof(clattn_attention_call, sinks), 16},
         {CLATTN_FEATURE_KV_LENS, "kv_lens", offsetof(clattn_attention_call, kv_lens), 8},
