@@ -8,8 +8,7 @@
 //   CLATTN_TEST_ALGOS   algorithms to run on OpenCL devices, by their names; default "fused,host"
 //   CLATTN_TEST_SMALL   not empty: every device runs the small selection
 //   CLATTN_TEST_MEDIUM  not empty: no device runs more than the medium selection
-//   CLATTN_TEST_BARRIERS  not empty: the vector shape, without barriers, runs the small selection
-//   CLATTN_TEST_SHARE   1 or 2: of the cases that are shared out, only those of this share; 3: none
+//   CLATTN_TEST_SHARE   1 to 4: of the cases that are shared out, only those of this share; 9: none
 #ifndef TESTS_OPEN_DEVICE_H
 #define TESTS_OPEN_DEVICE_H
 
@@ -33,7 +32,7 @@ struct test_device {
     char tag[64]; // short name for messages
     int level;    // enum test_level
     int warnings; // messages of level warning or error so far
-    // Receives the messages of a call that is to be refused, which then are no warnings; NULL = none
+    // Receives the messages of a call that is to be refused, which are no warnings then, or NULL
     struct log_capture *capture;
 };
 
