@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // clattn-run: attention on NumPy .npy files.
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,32 +9,61 @@
 #include "lib/options.h"
 #include "run/run.h"
 
-static const char help[] =
+// In two parts, since a string literal may have 4095 characters.
+static const char help_problem[] =
     "Usage: clattn-run -q FILE -k FILE -v FILE [-o FILE] [OPTION]...\n"
     "\n"
     "Computes attention O = softmax(mask(scale * Q * K^T)) * V on NumPy .npy files.\n"
     "\n"
-    "Input, float32 in C order, format 1.0 to 3.0:\n"
+    "Input, float32 or float16 in C order, format 1.0 to 3.0:\n"
     "  -q FILE               queries, [batch, heads_q, len_q, dim]\n"
     "  -k FILE               keys, [batch, heads_kv, len_kv, dim]; heads_q must be a multiple of\n"
     "                        heads_kv\n"
     "  -v FILE               values, [batch, heads_kv, len_kv, dim_v]\n"
     "  --layout LAYOUT       axes of -q, -k, -v, -o and --compare: bhsd (default) is [batch,\n"
     "                        heads, sequence, dim], bshd is [batch, sequence, heads, dim]\n"
-    "  --mask FILE           bool [batch, heads_q, len_q, len_kv], true = visible; an axis of\n"
-    "                        extent 1 broadcasts. Always in this order of axes\n"
     "\n"
-    "Output, of which at least one is needed; a file appears whole or not at all:\n"
-    "  -o FILE               float32 [batch, heads_q, len_q, dim_v], in the layout\n"
-    "  --lse FILE            float32 [batch, heads_q, len_q]: natural log of each query's sum of\n"
-    "                        exponentials, -inf for a query that sees no key\n"
-    "  --compare FILE        compare O with this file and tell the worst element\n"
+    "Types of storage; without these options those of the files count, O has that of -q:\n"
+    "  --dtype TYPE          f32, f16 or bf16: Q, K, V and O are of this type, other files are\n"
+    "                        rounded when they are read. Files of bf16 are uint16, its bits\n"
+    "  --kv-dtype TYPE       K and V alone; also int8 with a scale for each key and head, which\n"
+    "                        the tool makes\n"
     "\n"
-    "Attention:\n"
+    "Which keys a query sees, and what is added to its scores:\n"
     "  --causal[=ALIGN]      hide the keys behind the query's own position\n"
     "  --align ALIGN         where query i stands: bottom-right (default), at key i + len_kv -\n"
     "                        len_q, or top-left, at key i\n"
+    "  --window LEFT,RIGHT   only so many extra keys on each side of the query's own position,\n"
+    "                        -1 = unlimited\n"
+    "  --mask FILE           bool [batch, heads_q, len_q, len_kv], true = visible; an axis of\n"
+    "                        extent 1 broadcasts. Always in this order of axes\n"
+    "  --bias FILE           numbers of the same shape that are added; -inf hides\n"
+    "  --bias-dtype TYPE     f32, f16 or bf16 (uint16), as --dtype\n"
+    "  --alibi FILE          slopes, float32 [heads_q] or [batch, heads_q]: a score loses the\n"
+    "                        slope times the distance of query and key\n"
+    "  --softcap X           score = X * tanh(score / X), before anything is added; 0 = not\n"
+    "  --sinks FILE          float32 [heads_q]: a score that takes weight and has no value\n"
     "  --scale X             factor of the scores; default 1 / sqrt(dim)\n"
+    "\n"
+    "Sequences of their own lengths; files of int32 or int64:\n"
+    "  --kv-lens FILE        [batch]: how many keys each sequence has of those in the file\n"
+    "  --cu-seqlens-q FILE   [batch + 1]: where each sequence's queries begin, and where the\n"
+    "                        last one's end. The batch of -q, -o and --lse is then 1, and their\n"
+    "                        sequence axis holds all tokens one after the other\n"
+    "  --cu-seqlens-kv FILE  the same of -k and -v\n"
+    "  --page-table FILE     int32 [batch, max_pages]: -k and -v are pools [pages, heads_kv,\n"
+    "                        page, dim] (bshd: [pages, page, heads_kv, dim]), and this tells the\n"
+    "                        pages of each sequence in order; needs --kv-lens\n"
+    "\n";
+
+static const char help_rest[] =
+    "Output, of which at least one is needed; a file appears whole or not at all:\n"
+    "  -o FILE               [batch, heads_q, len_q, dim_v], in the layout\n"
+    "  --lse FILE            float32 [batch, heads_q, len_q]: natural log of each query's sum of\n"
+    "                        exponentials, -inf for a query that sees no key\n"
+    "  --compare FILE        compare O with this file and tell the worst element\n"
+    "  --tolerance X         for --compare: |error| <= X + X * |expected| passes; default 1e-5,\n"
+    "                        with f16 2e-3, bf16 1.6e-2, int8 3e-2\n"
     "\n"
     "How it is computed:\n"
     "  --device SEL          index as clattn-probe prints it, cpu for the built-in CPU path, or\n"
@@ -48,7 +78,6 @@ static const char help[] =
     "  --softmax SOFTMAX     with --algo unfused: naive, safe (default) or online\n"
     "  --threads N           threads of the CPU path; default all\n"
     "  --repeat N            run N times and tell the median time\n"
-    "  --tolerance X         for --compare: |error| <= X + X * |expected| passes; default 1e-5\n"
     "\n"
     "  --json                print the report as one JSON object\n"
     "  -h, --help            print this text\n"
@@ -57,28 +86,43 @@ static const char help[] =
     "The time is that of the computation with all data on the device, without reading files,\n"
     "compiling kernels and copying; PoCL compiles once more in the first run of a large problem,\n"
     "which --repeat 3 leaves out. NaN equals NaN in a comparison and an infinity itself; where\n"
-    "only one of both values is finite, the comparison fails.\n"
+    "only one of both values is finite, the comparison fails. With --mask and --bias, len_q and\n"
+    "len_kv are those of the longest sequence. Queries of -q that belong to no packed sequence\n"
+    "have O = 0 and LSE = -inf.\n"
     "\n"
     "Exit status: 0 done; 1 the comparison failed; 2 wrong use, bad input, or an output that\n"
     "cannot be written; 3 the device or its driver failed.\n";
 
+// Options that name a tensor's file have its number.
 enum {
-    OPT_Q, OPT_K, OPT_V, OPT_O, OPT_LSE, OPT_LAYOUT, OPT_CAUSAL, OPT_ALIGN, OPT_SCALE, OPT_MASK,
-    OPT_DEVICE, OPT_ALGO, OPT_KERNEL, OPT_SPLITS, OPT_SOFTMAX, OPT_THREADS, OPT_COMPARE,
-    OPT_TOLERANCE, OPT_REPEAT, OPT_JSON, OPT_HELP, OPT_VERSION, OPT_COUNT
+    OPT_LAYOUT = TOOL_TENSORS, OPT_CAUSAL, OPT_ALIGN, OPT_SCALE, OPT_WINDOW, OPT_SOFTCAP, OPT_DTYPE,
+    OPT_KV_DTYPE, OPT_BIAS_DTYPE, OPT_DEVICE, OPT_ALGO, OPT_KERNEL, OPT_SPLITS, OPT_SOFTMAX,
+    OPT_THREADS, OPT_COMPARE, OPT_TOLERANCE, OPT_REPEAT, OPT_JSON, OPT_HELP, OPT_VERSION, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
-    [OPT_Q] = {NULL, 'q', TOOL_ARG_REQUIRED, false},
-    [OPT_K] = {NULL, 'k', TOOL_ARG_REQUIRED, false},
-    [OPT_V] = {NULL, 'v', TOOL_ARG_REQUIRED, false},
-    [OPT_O] = {NULL, 'o', TOOL_ARG_REQUIRED, false},
-    [OPT_LSE] = {"lse", 0, TOOL_ARG_REQUIRED, false},
+    [TOOL_Q] = {NULL, 'q', TOOL_ARG_REQUIRED, false},
+    [TOOL_K] = {NULL, 'k', TOOL_ARG_REQUIRED, false},
+    [TOOL_V] = {NULL, 'v', TOOL_ARG_REQUIRED, false},
+    [TOOL_O] = {NULL, 'o', TOOL_ARG_REQUIRED, false},
+    [TOOL_LSE] = {"lse", 0, TOOL_ARG_REQUIRED, false},
+    [TOOL_MASK] = {"mask", 0, TOOL_ARG_REQUIRED, false},
+    [TOOL_BIAS] = {"bias", 0, TOOL_ARG_REQUIRED, false},
+    [TOOL_ALIBI] = {"alibi", 0, TOOL_ARG_REQUIRED, false},
+    [TOOL_SINKS] = {"sinks", 0, TOOL_ARG_REQUIRED, false},
+    [TOOL_KV_LENS] = {"kv-lens", 0, TOOL_ARG_REQUIRED, false},
+    [TOOL_CU_Q] = {"cu-seqlens-q", 0, TOOL_ARG_REQUIRED, false},
+    [TOOL_CU_KV] = {"cu-seqlens-kv", 0, TOOL_ARG_REQUIRED, false},
+    [TOOL_TABLE] = {"page-table", 0, TOOL_ARG_REQUIRED, false},
     [OPT_LAYOUT] = {"layout", 0, TOOL_ARG_REQUIRED, false},
     [OPT_CAUSAL] = {"causal", 0, TOOL_ARG_OPTIONAL, false},
     [OPT_ALIGN] = {"align", 0, TOOL_ARG_REQUIRED, false},
     [OPT_SCALE] = {"scale", 0, TOOL_ARG_REQUIRED, false},
-    [OPT_MASK] = {"mask", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_WINDOW] = {"window", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_SOFTCAP] = {"softcap", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_DTYPE] = {"dtype", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_KV_DTYPE] = {"kv-dtype", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_BIAS_DTYPE] = {"bias-dtype", 0, TOOL_ARG_REQUIRED, false},
     [OPT_DEVICE] = {"device", 0, TOOL_ARG_REQUIRED, false},
     [OPT_ALGO] = {"algo", 0, TOOL_ARG_REQUIRED, false},
     [OPT_KERNEL] = {"kernel", 0, TOOL_ARG_REQUIRED, false},
@@ -93,22 +137,37 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_VERSION] = {"version", 0, TOOL_ARG_NONE, false},
 };
 
+// What is written and never named.
+static const enum tool_tensor outputs[] = {TOOL_O, TOOL_LSE};
+
+static int take_positive(const char *shown, const char *value, double *out)
+{
+    if (tool_parse_number(value, out) && *out >= 0)
+        return 0;
+    return tool_fail(TOOL_USE, "option %s: '%s' is not a finite number from 0 up", shown, value);
+}
+
 static int take_option(void *user, int index, const char *shown, const char *value)
 {
     struct options *opt = user;
 
+    if (index < TOOL_TENSORS) {
+        opt->file[index] = value;
+        return 0;
+    }
     switch (index) {
-    case OPT_Q: opt->q = value; return 0;
-    case OPT_K: opt->k = value; return 0;
-    case OPT_V: opt->v = value; return 0;
-    case OPT_O: opt->o = value; return 0;
-    case OPT_LSE: opt->lse = value; return 0;
-    case OPT_MASK: opt->mask = value; return 0;
     case OPT_DEVICE: opt->device = value; return 0;
     case OPT_COMPARE: opt->compare = value; return 0;
     case OPT_JSON: opt->json = true; return 0;
     case OPT_HELP: opt->help = true; return 0;
     case OPT_VERSION: opt->version = true; return 0;
+    case OPT_DTYPE: return tool_take_word(shown, value, tool_float_words, &opt->dtype);
+    case OPT_KV_DTYPE: return tool_take_word(shown, value, tool_dtype_words, &opt->kv_dtype);
+    case OPT_BIAS_DTYPE: return tool_take_word(shown, value, tool_float_words, &opt->bias_dtype);
+    case OPT_WINDOW:
+        opt->window = true;
+        return tool_take_window(shown, value, ',', &opt->window_left, &opt->window_right);
+    case OPT_SOFTCAP: return take_positive(shown, value, &opt->softcap);
     case OPT_LAYOUT: return tool_take_word(shown, value, tool_layout_words, &opt->layout);
     case OPT_ALIGN: return tool_take_word(shown, value, tool_align_words, &opt->align);
     case OPT_ALGO: return tool_take_word(shown, value, tool_algo_words, &opt->algo);
@@ -135,21 +194,26 @@ static int take_option(void *user, int index, const char *shown, const char *val
         return tool_take_number(shown, value, &opt->scale);
     default: // OPT_TOLERANCE
         opt->has_tolerance = true;
-        if (!tool_parse_number(value, &opt->tolerance) || opt->tolerance < 0)
-            return tool_fail(TOOL_USE, "option %s: '%s' is not a finite number from 0 up", shown,
-                             value);
-        return 0;
+        return take_positive(shown, value, &opt->tolerance);
     }
 }
 
 // What options say together.
 static int check_options(const struct options *opt)
 {
-    if (!opt->q || !opt->k || !opt->v)
+    const char *const *file = opt->file;
+
+    if (!file[TOOL_Q] || !file[TOOL_K] || !file[TOOL_V])
         return tool_fail(TOOL_USE, "option %s is missing (see --help)",
-                         !opt->q ? "-q" : !opt->k ? "-k" : "-v");
-    if (!opt->o && !opt->lse && !opt->compare)
+                         !file[TOOL_Q] ? "-q" : !file[TOOL_K] ? "-k" : "-v");
+    if (!file[TOOL_O] && !file[TOOL_LSE] && !opt->compare)
         return tool_fail(TOOL_USE, "nothing to do: -o, --lse or --compare is needed");
+    if (file[TOOL_TABLE] && !file[TOOL_KV_LENS])
+        return tool_fail(TOOL_USE, "option --page-table needs --kv-lens");
+    if (file[TOOL_TABLE] && file[TOOL_CU_KV])
+        return tool_fail(TOOL_USE, "option --cu-seqlens-kv does not go with --page-table");
+    if (opt->bias_dtype >= 0 && !file[TOOL_BIAS])
+        return tool_fail(TOOL_USE, "option --bias-dtype needs --bias");
     if (opt->has_tolerance && !opt->compare)
         return tool_fail(TOOL_USE, "option --tolerance needs --compare");
     if (opt->causal_align >= 0 && opt->align >= 0 && opt->causal_align != opt->align)
@@ -182,28 +246,35 @@ static bool same_file(const char *a, const char *b)
            S_ISREG(x.st_mode);
 }
 
+// An input is not replaced.
+static int check_input(const struct options *opt, const char *shown, const char *path)
+{
+    for (size_t i = 0; path && i < sizeof outputs / sizeof *outputs; i++) {
+        const char *out = opt->file[outputs[i]];
+        if (out && same_file(out, path))
+            return tool_fail(TOOL_USE, "%s and %s name the same file %s", run_shown(outputs[i]),
+                             shown, out);
+    }
+    return 0;
+}
+
 static int check_outputs(struct run *r)
 {
     const struct options *opt = &r->opt;
-    int code = check_output("-o", opt->o, &r->o_file);
+    const char *o = opt->file[TOOL_O], *lse = opt->file[TOOL_LSE];
+    int code = check_output("-o", o, &r->o_file);
 
     if (!code)
-        code = check_output("--lse", opt->lse, &r->lse_file);
+        code = check_output("--lse", lse, &r->lse_file);
     if (code)
         return code;
-    if (opt->o && opt->lse && !r->o_file.direct && strcmp(r->o_file.path, r->lse_file.path) == 0)
-        return tool_fail(TOOL_USE, "-o and --lse name the same file %s", opt->o);
-    const struct {
-        const char *shown, *path;
-    } in[] = {{"-q", opt->q}, {"-k", opt->k}, {"-v", opt->v}, {"--mask", opt->mask},
-              {"--compare", opt->compare}},
-      out[] = {{"-o", opt->o}, {"--lse", opt->lse}};
-    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
-        for (size_t k = 0; k < sizeof in / sizeof *in; k++)
-            if (out[i].path && in[k].path && same_file(out[i].path, in[k].path))
-                return tool_fail(TOOL_USE, "%s and %s name the same file %s", out[i].shown,
-                                 in[k].shown, out[i].path);
-    return 0;
+    if (o && lse && !r->o_file.direct && strcmp(r->o_file.path, r->lse_file.path) == 0)
+        return tool_fail(TOOL_USE, "-o and --lse name the same file %s", o);
+    for (int t = 0; !code && t < TOOL_TENSORS; t++) {
+        if (t != TOOL_O && t != TOOL_LSE)
+            code = check_input(opt, run_shown((enum tool_tensor)t), opt->file[t]);
+    }
+    return code ? code : check_input(opt, "--compare", opt->compare);
 }
 
 // Makes context and plan. What the library refuses about the problem concerns the input files.
@@ -226,8 +297,9 @@ static int prepare(struct run *r)
     if (st == CLATTN_OK)
         return 0;
     if (tool_exit_of(st) == TOOL_USE)
-        snprintf(what, sizeof what, "-q %s, -k %s, -v %s%s%s%s%s", opt->q, opt->k, opt->v,
-                 opt->algo ? ", --algo " : "", opt->algo ? tool_algo_words[opt->algo] : "",
+        snprintf(what, sizeof what, "-q %s, -k %s, -v %s%s%s%s%s", opt->file[TOOL_Q],
+                 opt->file[TOOL_K], opt->file[TOOL_V], opt->algo ? ", --algo " : "",
+                 opt->algo ? tool_algo_words[opt->algo] : "",
                  opt->kernel ? ", --kernel " : "",
                  opt->kernel ? tool_kernel_words[opt->kernel] : "");
     return tool_library_fail(&r->session.log, st, what);
@@ -237,31 +309,47 @@ static clattn_status upload(struct run *r)
 {
     clattn_status st = tool_memory_create(&r->session, &r->problem, r->plan, &r->memory);
 
-    if (st == CLATTN_OK)
-        st = tool_memory_write(&r->session, &r->memory, TOOL_Q, r->q.data);
-    if (st == CLATTN_OK)
-        st = tool_memory_write(&r->session, &r->memory, TOOL_K, r->k.data);
-    if (st == CLATTN_OK)
-        st = tool_memory_write(&r->session, &r->memory, TOOL_V, r->v.data);
-    if (st == CLATTN_OK)
-        st = tool_memory_write(&r->session, &r->memory, TOOL_MASK, r->mask.data);
-    tool_npy_free(&r->q);
-    tool_npy_free(&r->k);
-    tool_npy_free(&r->v);
-    tool_npy_free(&r->mask);
+    for (int t = 0; t < TOOL_TENSORS; t++) {
+        if (st == CLATTN_OK && t != TOOL_O && t != TOOL_LSE)
+            st = tool_memory_write(&r->session, &r->memory, (enum tool_tensor)t, r->in[t].data);
+        // Offsets are needed no longer either: what is left of them is in first_q and end_q.
+        tool_npy_free(&r->in[t]);
+    }
     return st;
+}
+
+// O and LSE of tokens that belong to no sequence, which nothing wrote: as of queries that see no
+// key.
+static void fill_stray(const struct run *r)
+{
+    const struct tool_problem *p = &r->problem;
+    const bool bshd = p->layout == CLATTN_LAYOUT_BSHD;
+    const size_t bytes = (size_t)p->dim_v * tool_dtype_bytes(p->dtype_o);
+    const size_t heads = (size_t)p->heads_q, total = (size_t)p->total_q;
+
+    for (size_t t = 0; p->packed_q && t < total; t++) {
+        if (t >= (size_t)r->first_q && t < (size_t)r->end_q)
+            continue;
+        for (size_t h = 0; h < heads; h++) {
+            memset((char *)r->o + (bshd ? t * heads + h : h * total + t) * bytes, 0, bytes);
+            if (p->lse)
+                r->lse[h * total + t] = -INFINITY;
+        }
+    }
 }
 
 static clattn_status download(struct run *r)
 {
     // One element at least, since malloc(0) may give NULL.
-    r->o = malloc(r->memory.bytes[TOOL_O] + sizeof(float));
-    r->lse = malloc(r->memory.bytes[TOOL_LSE] + sizeof(float));
+    r->o = malloc(r->memory.bytes[TOOL_O] + 1);
+    r->lse = malloc(r->memory.bytes[TOOL_LSE] + 1);
     if (!r->o || !r->lse)
         return CLATTN_ERR_OUT_OF_MEMORY;
     clattn_status st = tool_memory_read(&r->session, &r->memory, TOOL_O, r->o);
     if (st == CLATTN_OK)
         st = tool_memory_read(&r->session, &r->memory, TOOL_LSE, r->lse);
+    if (st == CLATTN_OK)
+        fill_stray(r);
     return st;
 }
 
@@ -287,11 +375,11 @@ static int compute(struct run *r)
 }
 
 static int save_one(const char *shown, const char *path, struct tool_outfile *file,
-                    const float *data, int ndim, const int64_t *shape)
+                    enum tool_npy_dtype dtype, const void *data, int ndim, const int64_t *shape)
 {
     char why[512];
 
-    if (!path || tool_outfile_write_npy(file, data, ndim, shape, why, sizeof why))
+    if (!path || tool_outfile_write_npy(file, dtype, data, ndim, shape, why, sizeof why))
         return 0;
     return tool_fail(TOOL_USE, "%s %s: %s", shown, path, why);
 }
@@ -299,24 +387,43 @@ static int save_one(const char *shown, const char *path, struct tool_outfile *fi
 // Both files are written before one of them takes its place.
 static int save(struct run *r)
 {
-    const struct options *opt = &r->opt;
-    const int64_t lse_shape[] = {r->problem.batch, r->problem.heads_q, r->problem.len_q};
-    int64_t o_shape[4];
+    static const enum tool_npy_dtype types[] = {[CLATTN_DTYPE_F32] = TOOL_NPY_F32,
+                                                [CLATTN_DTYPE_F16] = TOOL_NPY_F16,
+                                                [CLATTN_DTYPE_BF16] = TOOL_NPY_U16};
+    const char *o = r->opt.file[TOOL_O], *lse = r->opt.file[TOOL_LSE];
+    int64_t o_shape[4], lse_shape[3];
     char why[512];
 
     tool_tensor_shape(&r->problem, TOOL_O, o_shape);
+    tool_lse_shape(&r->problem, lse_shape);
     tool_outfile_hold_signals();
-    int code = save_one("-o", opt->o, &r->o_file, r->o, 4, o_shape);
+    int code = save_one("-o", o, &r->o_file, types[r->problem.dtype_o], r->o, 4, o_shape);
     if (!code)
-        code = save_one("--lse", opt->lse, &r->lse_file, r->lse, 3, lse_shape);
-    if (!code && opt->o && !tool_outfile_commit(&r->o_file, why, sizeof why))
-        code = tool_fail(TOOL_USE, "-o %s: %s", opt->o, why);
-    if (!code && opt->lse && !tool_outfile_commit(&r->lse_file, why, sizeof why))
-        code = tool_fail(TOOL_USE, "--lse %s: %s", opt->lse, why);
+        code = save_one("--lse", lse, &r->lse_file, TOOL_NPY_F32, r->lse, 3, lse_shape);
+    if (!code && o && !tool_outfile_commit(&r->o_file, why, sizeof why))
+        code = tool_fail(TOOL_USE, "-o %s: %s", o, why);
+    if (!code && lse && !tool_outfile_commit(&r->lse_file, why, sizeof why))
+        code = tool_fail(TOOL_USE, "--lse %s: %s", lse, why);
     tool_outfile_discard(&r->o_file);
     tool_outfile_discard(&r->lse_file);
     tool_outfile_release_signals();
     return code;
+}
+
+static int compare(struct run *r)
+{
+    const struct tool_problem *p = &r->problem;
+    const int dtypes[] = {p->dtype_q, p->dtype_kv};
+    float *got = malloc((r->want.count + 1) * sizeof *got);
+
+    if (!got)
+        return tool_fail(TOOL_DEVICE, "--compare %s: out of memory", r->opt.compare);
+    for (int i = 0; !r->opt.has_tolerance && i < 2; i++)
+        r->opt.tolerance = fmax(r->opt.tolerance, tool_dtype_tolerance(dtypes[i]));
+    tool_to_float(r->o, p->dtype_o, got, r->want.count);
+    tool_compare(got, r->want.data, r->want.count, r->opt.tolerance, &r->result);
+    free(got);
+    return 0;
 }
 
 static int run(struct run *r)
@@ -331,12 +438,12 @@ static int run(struct run *r)
         code = prepare(r);
     if (!code)
         code = compute(r);
+    if (!code && r->opt.compare)
+        code = compare(r);
     if (!code)
         code = save(r);
     if (code)
         return code;
-    if (r->opt.compare)
-        tool_compare(r->o, r->want.data, r->want.count, r->opt.tolerance, &r->result);
     if (r->opt.json)
         run_report_json(r);
     else
@@ -346,10 +453,8 @@ static int run(struct run *r)
 
 static void clean_up(struct run *r)
 {
-    tool_npy_free(&r->q);
-    tool_npy_free(&r->k);
-    tool_npy_free(&r->v);
-    tool_npy_free(&r->mask);
+    for (int t = 0; t < TOOL_TENSORS; t++)
+        tool_npy_free(&r->in[t]);
     tool_npy_free(&r->want);
     tool_outfile_discard(&r->o_file);
     tool_outfile_discard(&r->lse_file);
@@ -362,7 +467,8 @@ static void clean_up(struct run *r)
 
 int main(int argc, char **argv)
 {
-    struct run r = {.opt = {.causal_align = -1, .align = -1, .tolerance = 1e-5, .repeat = 1}};
+    struct run r = {.opt = {.causal_align = -1, .align = -1, .dtype = -1, .kv_dtype = -1,
+                            .bias_dtype = -1, .repeat = 1}};
 
     tool_start("clattn-run");
     int code = tool_options_parse(argc, argv, option_table, OPT_COUNT, take_option, &r.opt);
@@ -370,7 +476,7 @@ int main(int argc, char **argv)
         return code;
     if (r.opt.help || r.opt.version) {
         if (r.opt.help)
-            fputs(help, stdout);
+            printf("%s%s", help_problem, help_rest);
         else
             tool_print_version();
         return tool_finish(TOOL_DONE);

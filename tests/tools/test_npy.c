@@ -295,7 +295,7 @@ static void test_round_trip(void **state)
             char why[256];
             FILE *stream = tmpfile();
             assert_non_null(stream);
-            assert_true(tool_npy_write(stream, six, ndim, shapes[i]));
+            assert_true(tool_npy_write(stream, TOOL_NPY_F32, six, ndim, shapes[i]));
             rewind(stream);
             if (!tool_npy_read_stream(stream, TOOL_NPY_F32, ndim, &npy, why, sizeof why))
                 fail_msg("%s", why);

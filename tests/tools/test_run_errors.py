@@ -7,11 +7,6 @@ import sys
 from tool_case import CPU, INPUTS, PROGRAMS, Folder, attention, main, npy_bytes, size_of
 
 
-LATER = ["--window=1,1", "--softcap=1", "--bias=x", "--alibi=x", "--sinks=x", "--kv-lens=x",
-         "--cu-seqlens-q=x", "--cu-seqlens-kv=x", "--page-table=x", "--dtype=f16",
-         "--kv-dtype=int8", "--pages=2"]
-
-
 class RunErrors(Folder):
     def bad(self, *args, **more):
         return self.run_bad(*args, "-o", "o.npy", *CPU, **more)
@@ -32,10 +27,9 @@ class RunErrors(Folder):
         self.bad(*INPUTS, "--", says=["unexpected argument -o"])
         for option in ("--nonsense", "--nonsense=3", "-x", "--caus", "--lay=bhsd", "--tol=1", "-"):
             self.bad(*INPUTS, option, says=[option.split("=")[0]])
-        for option in LATER:
-            self.bad(*INPUTS, option, says=["unknown option " + option.split("=")[0]])
         self.run_bad(*rest, "-q", says=["option -q needs a value"])
-        for option in ("-o", "--lse", "--scale", "--device", "--threads", "--mask"):
+        for option in ("-o", "--lse", "--scale", "--device", "--threads", "--mask", "--bias",
+                       "--window", "--cu-seqlens-q", "--kv-dtype"):
             self.run_bad(*INPUTS, option, says=[f"option {option} needs a value"])
         self.run_bad(*INPUTS, "-o", "--lse", "x.npy", says=["-o needs a value, --lse"])
         self.run_bad("-q", "-k", "k.npy", says=["-q needs a value, -k"])
@@ -55,11 +49,21 @@ class RunErrors(Folder):
                 ("--algo", ("Fused", "fast", "1")),
                 ("--kernel", ("auto", "Vector", "1")),
                 ("--align", ("right", "topleft")),
-                ("--causal", ("yes", "top_left", "1"))):
+                ("--causal", ("yes", "top_left", "1")),
+                ("--window", ("1", "1,", ",1", "-2,0", "0,-2", "1,2,3", "1;2", "x,1", "1, 2",
+                              "99999999999,0")),
+                ("--softcap", ("x", "-1", "nan", "inf", "1e39")),
+                ("--dtype", ("int8", "F16", "fp16", "half")),
+                ("--kv-dtype", ("i8", "uint8")),
+                ("--bias-dtype", ("int8", "x"))):
             for value in values:
                 self.bad(*INPUTS, f"{option}={value}", says=[f"option {option}: '{value}'"])
         self.bad(*INPUTS, "--causal=top-left", "--align=bottom-right", says=["contradict"])
         self.bad(*INPUTS, "--tolerance", "1", says=["--tolerance needs --compare"])
+        self.bad(*INPUTS, "--bias-dtype", "f16", says=["--bias-dtype needs --bias"])
+        self.bad(*INPUTS, "--page-table", "x", says=["--page-table needs --kv-lens"])
+        self.bad(*INPUTS, "--page-table", "x", "--kv-lens", "x", "--cu-seqlens-kv", "x",
+                 says=["--cu-seqlens-kv does not go with --page-table"])
         for algo in ("host", "reference"):
             self.bad(*INPUTS, "--kernel", "group", "--algo", algo, says=["--kernel", algo])
         # The last alternatives that are legal.

@@ -33,22 +33,43 @@ def npy_bytes(shape, values, descr="<f4", order="False", version=1, tuple_text=N
     prefix = 10 if version == 1 else 12
     head += " " * (-(prefix + len(head) + 1) % 64) + "\n"
     length = struct.pack("<H" if version == 1 else "<I", len(head))
-    code = {"<f4": "<%df", ">f4": ">%df", "<f8": "<%dd", "|b1": "%dB"}[descr]
+    code = {"<f4": "<%df", ">f4": ">%df", "<f8": "<%dd", "|b1": "%dB", "<f2": "<%de",
+            "<u2": "<%dH", "<i4": "<%di", "<i8": "<%dq", ">i4": ">%di"}[descr]
     data = struct.pack(code % len(values), *values)
     return b"\x93NUMPY" + bytes([version, 0]) + length + head.encode() + data
 
 
-def read_npy(path):
+def read_npy(path, descr="<f4"):
     with open(path, "rb") as file:
         data = file.read()
     assert data[:8] == b"\x93NUMPY\1\0", data[:8]
     length = struct.unpack("<H", data[8:10])[0]
     assert (10 + length) % 64 == 0, length
     head = eval(data[10:10 + length].decode(), {})  # the header is a Python literal
-    assert head["descr"] == "<f4" and head["fortran_order"] is False
+    assert head["descr"] == descr and head["fortran_order"] is False, head
     body = data[10 + length:]
-    assert len(body) == 4 * size_of(head["shape"])
-    return head["shape"], list(struct.unpack("<%df" % (len(body) // 4), body))
+    letter = {"<f4": "f", "<f2": "e", "<u2": "H"}[descr]
+    assert len(body) == struct.calcsize(letter) * size_of(head["shape"])
+    return head["shape"], list(struct.unpack(f"<{size_of(head['shape'])}{letter}", body))
+
+
+def to_f32(values):
+    return list(struct.unpack("<%df" % len(values), struct.pack("<%df" % len(values), *values)))
+
+
+def to_f16(values):
+    """Numbers rounded to float16."""
+    return list(struct.unpack("<%de" % len(values), struct.pack("<%de" % len(values), *values)))
+
+
+def bf16_bits(values):
+    words = struct.unpack("<%dI" % len(values), struct.pack("<%df" % len(values), *values))
+    return [(w + 0x7fff + (w >> 16 & 1)) >> 16 for w in words]
+
+
+def from_bf16(bits):
+    return list(struct.unpack("<%df" % len(bits),
+                              struct.pack("<%dI" % len(bits), *(b << 16 for b in bits))))
 
 
 def pattern(s, shape):
@@ -66,8 +87,10 @@ def swap_axes(shape, values):
     return (b, n, h, d), out
 
 
-def attention(q_shape, q, k_shape, k, v, scale=None, causal=None, mask=None, dim_v=None):
-    """O and LSE by the definition. causal: None or the offset; mask(b, h, i, j) or None."""
+def attention(q_shape, q, k_shape, k, v, scale=None, causal=None, mask=None, dim_v=None,
+              softcap=None, bias=None, sinks=None):
+    """O and LSE by the definition. causal: None or the offset; mask(b, h, i, j), what is added
+    bias(b, h, i, j), a sink for each head, or None."""
     batch, heads, len_q, dim = q_shape
     heads_kv, len_kv = k_shape[1], k_shape[2]
     scale = 1 / math.sqrt(dim) if scale is None else scale
@@ -83,12 +106,18 @@ def attention(q_shape, q, k_shape, k, v, scale=None, causal=None, mask=None, dim
                         if (causal is None or j <= i + causal) and (not mask or mask(b, h, i, j))]
                 score = {j: scale * sum(x * y for x, y in zip(row, k[base + j * dim:]))
                          for j in keys}
-                top = max(score.values(), default=0)
+                if softcap:
+                    score = {j: softcap * math.tanh(x / softcap) for j, x in score.items()}
+                if bias:
+                    score = {j: x + bias(b, h, i, j) for j, x in score.items()}
+                keys = [j for j in keys if score[j] != -math.inf]
+                sink = sinks[h] if sinks else -math.inf
+                top = max([score[j] for j in keys] + [sink])
                 weight = {j: math.exp(score[j] - top) for j in keys}
-                total = sum(weight.values())
+                total = sum(weight.values()) + (math.exp(sink - top) if sink > -math.inf else 0)
                 o += [sum(weight[j] * v[base_v + j * dim_v + d] for j in keys) / total
-                      if keys else 0.0 for d in range(dim_v)]
-                lse.append(top + math.log(total) if keys else -math.inf)
+                      if total else 0.0 for d in range(dim_v)]
+                lse.append(top + math.log(total) if total else -math.inf)
     return o, lse
 
 

@@ -21,7 +21,38 @@ struct parser {
     const char *at, *end;
     char *why;
     size_t why_size;
+    unsigned dtypes; // that are wanted
 };
+
+static const struct type {
+    enum tool_npy_dtype dtype;
+    const char *descr, *name;
+    size_t size;
+} types[] = {
+    {TOOL_NPY_F32, "<f4", "float32 ('<f4')", 4}, {TOOL_NPY_BOOL, "|b1", "bool ('|b1')", 1},
+    {TOOL_NPY_F16, "<f2", "float16 ('<f2')", 2}, {TOOL_NPY_U16, "<u2", "uint16 ('<u2')", 2},
+    {TOOL_NPY_I32, "<i4", "int32 ('<i4')", 4},   {TOOL_NPY_I64, "<i8", "int64 ('<i8')", 8},
+};
+enum { TYPES = sizeof types / sizeof *types };
+
+static const struct type *type_of(enum tool_npy_dtype dtype)
+{
+    const struct type *t = types;
+
+    while (t->dtype != dtype)
+        t++;
+    return t;
+}
+
+size_t tool_npy_size(enum tool_npy_dtype dtype)
+{
+    return type_of(dtype)->size;
+}
+
+const char *tool_npy_name(enum tool_npy_dtype dtype)
+{
+    return type_of(dtype)->name;
+}
 
 TOOL_PRINTF(2, 3)
 static bool refuse(struct parser *p, const char *format, ...)
@@ -78,22 +109,42 @@ static bool accept_string(struct parser *p, char *text, size_t size)
     return accept(p, quote);
 }
 
+// "float32 ('<f4'), float16 ('<f2') or uint16 ('<u2')".
+static void needed_text(unsigned dtypes, char *text, size_t size)
+{
+    size_t used = 0;
+
+    for (int i = 0; i < TYPES && used < size; i++) {
+        const unsigned bit = (unsigned)types[i].dtype;
+        if (!(dtypes & bit))
+            continue;
+        dtypes &= ~bit;
+        used += (size_t)snprintf(text + used, size - used, "%s%s",
+                                 used == 0 ? "" : dtypes ? ", " : " or ", types[i].name);
+    }
+}
+
 static bool parse_dtype(struct parser *p, struct tool_npy *npy)
 {
-    static const char *const needed[] = {"float32 ('<f4')", "bool ('|b1')"};
-    static const char *const known[] = {"<f4", "|b1"};
-    char descr[64];
+    char descr[64], needed[160] = "";
 
+    needed_text(p->dtypes, needed, sizeof needed);
     skip_space(p);
     if (p->at < p->end && *p->at == '[')
-        return refuse(p, "dtype: it is structured, but %s is needed", needed[npy->dtype]);
+        return refuse(p, "dtype: it is structured, but %s is needed", needed);
     if (!accept_string(p, descr, sizeof descr))
         return refuse(p, "dtype: 'descr' in the header is no plain string");
-    if (strcmp(descr, known[npy->dtype]) == 0)
-        return true;
-    if (strcmp(descr, ">f4") == 0 && npy->dtype == TOOL_NPY_F32)
-        return refuse(p, "dtype: it is big-endian ('>f4'), but %s is needed", needed[npy->dtype]);
-    return refuse(p, "dtype: it is '%s', but %s is needed", descr, needed[npy->dtype]);
+    for (int i = 0; i < TYPES; i++) {
+        if (!(p->dtypes & (unsigned)types[i].dtype))
+            continue;
+        npy->dtype = types[i].dtype;
+        if (strcmp(descr, types[i].descr) == 0)
+            return true;
+        if (descr[0] == '>' && types[i].descr[0] == '<' &&
+            strcmp(descr + 1, types[i].descr + 1) == 0)
+            return refuse(p, "dtype: it is big-endian ('%s'), but %s is needed", descr, needed);
+    }
+    return refuse(p, "dtype: it is '%s', but %s is needed", descr, needed);
 }
 
 static bool parse_order(struct parser *p)
@@ -185,7 +236,7 @@ static bool parse_dict(struct parser *p, struct tool_npy *npy)
 
 static bool count_elements(struct parser *p, struct tool_npy *npy)
 {
-    const size_t size = npy->dtype == TOOL_NPY_F32 ? 4 : 1;
+    const size_t size = tool_npy_size(npy->dtype);
     bool empty = false;
 
     for (int i = 0; i < npy->ndim; i++)
@@ -284,15 +335,16 @@ static bool read_data(FILE *file, struct tool_npy *npy, struct parser *p)
     return true;
 }
 
-bool tool_npy_read_stream(FILE *file, enum tool_npy_dtype dtype, int ndim, struct tool_npy *out,
-                          char *why, size_t why_size)
+bool tool_npy_read_stream(FILE *file, unsigned dtypes, int ndim, struct tool_npy *out, char *why,
+                          size_t why_size)
 {
-    struct parser p = {NULL, NULL, why, why_size};
+    struct parser p = {NULL, NULL, why, why_size, dtypes};
 
     memset(out, 0, sizeof *out);
-    out->dtype = dtype;
     bool ok = read_header(file, out, &p);
-    if (ok && out->ndim != ndim)
+    if (ok && ndim == 0 && (out->ndim < 1 || out->ndim > 2))
+        ok = refuse(&p, "shape: it has %d axes, but 1 or 2 are needed", out->ndim);
+    if (ok && ndim && out->ndim != ndim)
         ok = refuse(&p, "shape: it has %d axes, but %d are needed", out->ndim, ndim);
     ok = ok && read_data(file, out, &p);
     if (!ok)
@@ -300,8 +352,8 @@ bool tool_npy_read_stream(FILE *file, enum tool_npy_dtype dtype, int ndim, struc
     return ok;
 }
 
-bool tool_npy_read(const char *path, enum tool_npy_dtype dtype, int ndim, struct tool_npy *out,
-                   char *why, size_t why_size)
+bool tool_npy_read(const char *path, unsigned dtypes, int ndim, struct tool_npy *out, char *why,
+                   size_t why_size)
 {
     struct stat info;
     FILE *file = fopen(path, "rb");
@@ -315,7 +367,7 @@ bool tool_npy_read(const char *path, enum tool_npy_dtype dtype, int ndim, struct
     if (fstat(fileno(file), &info) == 0 && S_ISDIR(info.st_mode))
         snprintf(why, why_size, "it is a directory");
     else
-        ok = tool_npy_read_stream(file, dtype, ndim, out, why, why_size);
+        ok = tool_npy_read_stream(file, dtypes, ndim, out, why, why_size);
     fclose(file);
     return ok;
 }
@@ -337,8 +389,10 @@ void tool_npy_shape_text(int ndim, const int64_t *shape, char *text, size_t size
         snprintf(text + used, size - used, ndim == 1 ? ",)" : ")");
 }
 
-bool tool_npy_write(FILE *file, const float *data, int ndim, const int64_t *shape)
+bool tool_npy_write(FILE *file, enum tool_npy_dtype dtype, const void *data, int ndim,
+                    const int64_t *shape)
 {
+    const struct type *type = type_of(dtype);
     char tuple[256], header[512];
     unsigned char head[10];
     size_t count = 1;
@@ -347,7 +401,8 @@ bool tool_npy_write(FILE *file, const float *data, int ndim, const int64_t *shap
         count *= (size_t)shape[i];
     tool_npy_shape_text(ndim, shape, tuple, sizeof tuple);
     int length = snprintf(header, sizeof header,
-                          "{'descr': '<f4', 'fortran_order': False, 'shape': %s, }", tuple);
+                          "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", type->descr,
+                          tuple);
     // NumPy pads with spaces and a newline so that the data lies at a multiple of 64.
     while ((sizeof head + (size_t)length + 1) % 64)
         header[length++] = ' ';
@@ -359,5 +414,5 @@ bool tool_npy_write(FILE *file, const float *data, int ndim, const int64_t *shap
     head[9] = (unsigned char)(length >> 8);
     return fwrite(head, 1, sizeof head, file) == sizeof head &&
            fwrite(header, 1, (size_t)length, file) == (size_t)length &&
-           fwrite(data, sizeof *data, count, file) == count;
+           fwrite(data, type->size, count, file) == count;
 }

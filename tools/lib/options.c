@@ -181,6 +181,24 @@ int tool_take_number(const char *shown, const char *value, double *out)
     return 0;
 }
 
+int tool_take_window(const char *shown, const char *value, char between, int32_t *left,
+                     int32_t *right)
+{
+    const char *second = strchr(value, between);
+    char first[16] = "";
+    int64_t n[2] = {0, 0};
+
+    if (second && (size_t)(second - value) < sizeof first)
+        memcpy(first, value, (size_t)(second - value));
+    if (!tool_parse_int(first, -1, INT32_MAX, &n[0]) ||
+        !tool_parse_int(second + 1, -1, INT32_MAX, &n[1]))
+        return tool_fail(TOOL_USE, "option %s: '%s' is not LEFT%cRIGHT in whole numbers from -1 up",
+                         shown, value, between);
+    *left = (int32_t)n[0];
+    *right = (int32_t)n[1];
+    return 0;
+}
+
 int tool_take_word(const char *shown, const char *value, const char *const *words, int *out)
 {
     char list[256] = "";

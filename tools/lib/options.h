@@ -20,7 +20,7 @@ struct tool_option {
     bool repeatable;
 };
 
-enum { TOOL_OPTIONS_MAX = 32 };
+enum { TOOL_OPTIONS_MAX = 48 };
 
 // Takes option number `index` of the table. `value` is NULL where none was given. `shown` is how
 // messages name the option ("--scale"). Returns 0, or an exit status after a message.
@@ -43,6 +43,9 @@ int tool_parse_word(const char *text, const char *const *words);
 // Option values, with the message on failure: 0 or TOOL_USE.
 int tool_take_int32(const char *shown, const char *value, int32_t min, int32_t max, int32_t *out);
 int tool_take_number(const char *shown, const char *value, double *out);
+// "LEFT,RIGHT" of a window, whole numbers from -1 up with `between` between them.
+int tool_take_window(const char *shown, const char *value, char between, int32_t *left,
+                     int32_t *right);
 int tool_take_word(const char *shown, const char *value, const char *const *words, int *out);
 
 #endif // CLATTN_TOOLS_OPTIONS_H

@@ -11,8 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "npy.h"
-
 static bool refuse(char *why, size_t why_size, const char *text)
 {
     snprintf(why, why_size, "%s", text);
@@ -167,12 +165,12 @@ int tool_outfile_open(struct tool_outfile *out, char *why, size_t why_size)
     return fd;
 }
 
-bool tool_outfile_write_npy(struct tool_outfile *out, const float *data, int ndim,
-                            const int64_t *shape, char *why, size_t why_size)
+bool tool_outfile_write_npy(struct tool_outfile *out, enum tool_npy_dtype dtype, const void *data,
+                            int ndim, const int64_t *shape, char *why, size_t why_size)
 {
     int fd = open_target(out);
     FILE *file = fd < 0 ? NULL : fdopen(fd, "wb");
-    bool ok = file && tool_npy_write(file, data, ndim, shape);
+    bool ok = file && tool_npy_write(file, dtype, data, ndim, shape);
     int code = errno;
     if (file) {
         if (fclose(file) != 0 && ok) {

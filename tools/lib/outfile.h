@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "npy.h"
+
 struct tool_outfile {
     char *path;    // resolved: a symbolic link's target, an absolute folder
     char *temp;    // while it exists, else NULL
@@ -22,9 +24,9 @@ bool tool_outfile_check(struct tool_outfile *out, const char *path, char *why, s
 // descriptor, or -1 and the reason.
 int tool_outfile_open(struct tool_outfile *out, char *why, size_t why_size);
 
-// Writes a float32 array to a temporary file in the same folder.
-bool tool_outfile_write_npy(struct tool_outfile *out, const float *data, int ndim,
-                            const int64_t *shape, char *why, size_t why_size);
+// Writes an array to a temporary file in the same folder.
+bool tool_outfile_write_npy(struct tool_outfile *out, enum tool_npy_dtype dtype, const void *data,
+                            int ndim, const int64_t *shape, char *why, size_t why_size);
 
 // Renames the temporary file to its place.
 bool tool_outfile_commit(struct tool_outfile *out, char *why, size_t why_size);

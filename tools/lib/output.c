@@ -8,6 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dtype.h"
+#include "session.h"
+
 struct libscols_table *tool_table_create(const struct tool_column *columns, int count,
                                          bool headings)
 {
@@ -158,6 +161,32 @@ json_t *tool_json_plan(const clattn_plan *plan, const clattn_plan_info *info)
     json_object_set_new(o, "is_fallback", json_boolean(info->is_fallback));
     json_object_set_new(o, "reason", tool_json_text(info->reason));
     json_object_set_new(o, "refusals", refusals);
+    return o;
+}
+
+json_t *tool_json_features(const struct tool_problem *p)
+{
+    json_t *o = json_object();
+
+    json_object_set_new(o, "dtype", json_string(tool_dtype_words[p->dtype_q]));
+    json_object_set_new(o, "kv_dtype", json_string(tool_dtype_words[p->dtype_kv]));
+    json_object_set_new(o, "causal", json_boolean(p->causal));
+    json_object_set_new(o, "mask", json_boolean(p->mask));
+    json_object_set_new(o, "align", json_string(tool_align_words[p->align]));
+    json_object_set_new(o, "layout", json_string(tool_layout_words[p->layout]));
+    json_object_set_new(o, "window",
+                        p->window ? json_pack("[ii]", (int)p->window_left, (int)p->window_right)
+                                  : json_null());
+    json_object_set_new(o, "softcap",
+                        p->softcap > 0 ? json_real((double)p->softcap) : json_null());
+    json_object_set_new(o, "bias",
+                        p->bias ? json_string(tool_dtype_words[p->dtype_bias]) : json_null());
+    json_object_set_new(o, "alibi", json_boolean(p->alibi));
+    json_object_set_new(o, "sinks", json_boolean(p->sinks));
+    json_object_set_new(o, "kv_lens", json_boolean(p->kv_lens));
+    json_object_set_new(o, "packed_q", json_boolean(p->packed_q));
+    json_object_set_new(o, "packed_kv", json_boolean(p->packed_kv));
+    json_object_set_new(o, "page_size", p->page_size ? json_integer(p->page_size) : json_null());
     return o;
 }
 

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "clattn/clattn.h"
+#include "problem.h"
 
 struct libscols_table;
 
@@ -41,6 +42,9 @@ json_t *tool_json_real(double value);
 // Facts of a device, and what a plan chose with its refusals.
 json_t *tool_json_device(const clattn_device_info *info);
 json_t *tool_json_plan(const clattn_plan *plan, const clattn_plan_info *info);
+
+// Types and features of a problem, to be merged into an object.
+json_t *tool_json_features(const struct tool_problem *p);
 
 // One line (or an indented text) on stdout; frees `value`.
 void tool_json_print(json_t *value, bool one_line);

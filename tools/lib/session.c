@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "session.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,91 +56,25 @@ void tool_session_close(struct tool_session *s)
     tool_log_free(&s->log);
 }
 
-static bool multiply(size_t a, size_t b, size_t *out)
-{
-    // Half the range, so that byte counts fit signed types as well.
-    if (b && a > SIZE_MAX / 2 / b)
-        return false;
-    *out = a * b;
-    return true;
-}
-
-bool tool_tensor_bytes(const struct tool_problem *p, enum tool_tensor which, size_t *bytes)
-{
-    int32_t e[4] = {p->batch, p->heads_q, p->len_q, 1}; // of LSE
-    size_t n = which == TOOL_MASK ? 1 : sizeof(float);
-
-    *bytes = 0;
-    if ((which == TOOL_MASK && !p->mask) || (which == TOOL_LSE && !p->lse))
-        return true;
-    if (which == TOOL_MASK)
-        memcpy(e, p->mask_extent, sizeof e);
-    if (which == TOOL_K || which == TOOL_V) {
-        e[1] = p->heads_kv;
-        e[2] = p->len_kv;
-    }
-    if (which == TOOL_Q || which == TOOL_K)
-        e[3] = p->dim_qk;
-    if (which == TOOL_V || which == TOOL_O)
-        e[3] = p->dim_v;
-    for (int i = 0; i < 4; i++) {
-        if (e[i] == 0)
-            return true;
-    }
-    for (int i = 0; i < 4; i++) {
-        if (!multiply(n, (size_t)e[i], &n))
-            return false;
-    }
-    *bytes = n;
-    return true;
-}
-
-void tool_tensor_shape(const struct tool_problem *p, enum tool_tensor which, int64_t shape[4])
-{
-    const bool bshd = p->layout == CLATTN_LAYOUT_BSHD;
-
-    shape[0] = p->batch;
-    shape[bshd ? 2 : 1] = p->heads_q;
-    shape[bshd ? 1 : 2] = p->len_q;
-    shape[3] = which == TOOL_Q ? p->dim_qk : p->dim_v;
-}
-
 clattn_status tool_plan_create(struct tool_session *s, const struct tool_problem *p,
                                clattn_plan **plan)
 {
     clattn_attention_desc desc;
 
-    clattn_attention_desc_init(&desc, sizeof desc);
-    desc.dim_qk = p->dim_qk;
-    desc.dim_v = p->dim_v;
-    desc.heads_q = p->heads_q;
-    desc.heads_kv = p->heads_kv;
-    desc.max_batch = p->batch;
-    desc.max_len_q = p->len_q;
-    desc.max_len_kv = p->len_kv;
-    desc.features = (p->causal ? CLATTN_FEATURE_CAUSAL : 0u) |
-                    (p->mask ? CLATTN_FEATURE_MASK : 0u) | (p->lse ? CLATTN_FEATURE_LSE : 0u);
-    desc.align = p->align;
-    desc.algo = p->algo;
-    desc.kernel = p->kernel;
-    desc.flags = p->flags;
-    desc.num_splits = p->num_splits;
-    desc.softmax = p->softmax;
+    tool_desc_init(p, &desc);
     return clattn_attention_plan_create(s->ctx, &desc, plan);
 }
 
+// All bits set is NaN in every type of float.
 static clattn_status fill_nan(struct tool_session *s, const struct tool_memory *m,
                               enum tool_tensor which)
 {
-    size_t count = m->bytes[which] / sizeof(float);
-
-    if (count == 0)
+    if (m->bytes[which] == 0)
         return CLATTN_OK;
-    float *data = malloc(m->bytes[which]);
+    void *data = malloc(m->bytes[which]);
     if (!data)
         return CLATTN_ERR_OUT_OF_MEMORY;
-    for (size_t i = 0; i < count; i++)
-        data[i] = NAN;
+    memset(data, 0xff, m->bytes[which]);
     clattn_status st = tool_memory_write(s, m, which, data);
     free(data);
     return st;
@@ -200,23 +133,7 @@ clattn_status tool_memory_read(struct tool_session *s, const struct tool_memory 
 void tool_call_init(const struct tool_problem *p, const struct tool_memory *m,
                     clattn_attention_call *call)
 {
-    clattn_attention_call_init(call, sizeof *call);
-    call->batch = p->batch;
-    call->len_q = p->len_q;
-    call->len_kv = p->len_kv;
-    if (p->has_scale) {
-        call->set = CLATTN_SET_SCALE;
-        call->scale = p->scale;
-    }
-    call->q.layout = call->k.layout = call->v.layout = call->o.layout = p->layout;
-    call->q.buf = m->buf[TOOL_Q];
-    call->k.buf = m->buf[TOOL_K];
-    call->v.buf = m->buf[TOOL_V];
-    call->o.buf = m->buf[TOOL_O];
-    call->mask.buf = m->buf[TOOL_MASK];
-    if (p->mask)
-        memcpy(call->mask.extent, p->mask_extent, sizeof p->mask_extent);
-    call->lse = m->buf[TOOL_LSE];
+    tool_call_fill(p, m->buf, call);
     call->workspace = m->workspace;
 }
 

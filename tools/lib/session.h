@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "clattn/clattn.h"
+#include "problem.h"
 #include "say.h"
 
 // Words of --algo, --kernel, --align and --layout in the order of their enums; NULL at the end.
@@ -35,29 +36,6 @@ void tool_session_init(struct tool_session *s);
 clattn_status tool_session_open(struct tool_session *s, const char *selector, int32_t threads,
                                 uint32_t flags);
 void tool_session_close(struct tool_session *s);
-
-// Sizes and features of one problem; what a description and a call have in common.
-struct tool_problem {
-    int32_t batch, heads_q, heads_kv, len_q, len_kv, dim_qk, dim_v;
-    int layout; // enum clattn_layout of q, k, v and o
-    bool causal, mask, lse, has_scale;
-    int align;  // enum clattn_align
-    float scale;
-    int32_t mask_extent[4];
-    int algo;   // enum clattn_algo
-    int kernel; // enum clattn_kernel
-    int32_t num_splits; // of split_kv; 0 = as many as suit
-    int softmax;        // of unfused: enum clattn_softmax_algo; 0 = default
-    uint32_t flags;
-};
-
-enum tool_tensor { TOOL_Q, TOOL_K, TOOL_V, TOOL_O, TOOL_LSE, TOOL_MASK, TOOL_TENSORS };
-
-// Bytes of a tensor of the problem, 0 where it is not used. False if they overflow.
-bool tool_tensor_bytes(const struct tool_problem *p, enum tool_tensor which, size_t *bytes);
-
-// Extents of q or o ([batch, heads, sequence, dim] in the problem's layout).
-void tool_tensor_shape(const struct tool_problem *p, enum tool_tensor which, int64_t shape[4]);
 
 clattn_status tool_plan_create(struct tool_session *s, const struct tool_problem *p,
                                clattn_plan **plan);

@@ -29,6 +29,7 @@ void run_report_json(const struct run *r)
     json_object_set_new(device, "platform", tool_json_text(info->platform));
     json_object_set_new(device, "name", tool_json_text(info->name));
     json_object_set_new(o, "device", device);
+    json_object_update_new(o, tool_json_features(&r->problem));
     json_object_update_new(o, tool_json_plan(r->plan, &r->info));
     json_object_set_new(o, "ms", json_real(r->ms));
     json_object_set_new(o, "repeat", json_integer(r->opt.repeat));
@@ -77,6 +78,10 @@ void run_report_text(const struct run *r)
     printf("device     %s\n", text);
     printf("algorithm  %s%s%s\n", r->info.algo_name, r->info.kernel_name[0] ? ", " : "",
            r->info.kernel_name);
+    tool_dtypes_text(&r->problem, text, sizeof text);
+    printf("types      %s\n", text);
+    tool_features_text(&r->problem, text, sizeof text);
+    printf("features   %s\n", text);
     tool_tile_text(&r->info, text, sizeof text);
     printf("tile       %s\n", text);
     if (r->info.reason[0])
@@ -89,8 +94,8 @@ void run_report_text(const struct run *r)
         printf("time       %.3f ms\n", r->ms);
     if (opt->compare)
         report_compare(r);
-    if (opt->o)
-        printf("written    %s\n", opt->o);
-    if (opt->lse)
-        printf("written    %s\n", opt->lse);
+    if (opt->file[TOOL_O])
+        printf("written    %s\n", opt->file[TOOL_O]);
+    if (opt->file[TOOL_LSE])
+        printf("written    %s\n", opt->file[TOOL_LSE]);
 }
