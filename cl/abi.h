@@ -85,6 +85,7 @@ struct cla_fwd_args {
     cla_u32 flags; // CLA_FWD_* bits
     cla_i32 num_tiles; // query tiles per (batch, key head)
     cla_i32 num_splits; // parts that the keys are cut into, 1 where an algorithm doesn't cut them
+    cla_i32 reserved; // no padding at the end: Mesa's rusticl leaves it out of the argument's size
 };
 
 // Workspace of split keys, in floats from workspace_offset on. Row r of (batch b, key head g) is
@@ -243,8 +244,8 @@ struct cla_unfused_args {
 #define CLA_GROUP_KEPT_BYTES(tile_k, chunk_d) (4 * (tile_k)*CLA_GROUP_PITCH(chunk_d))
 
 // fused_kv_outer: floats of workspace for each row of a tile of rows, real or not. A tile has
-//   m [tile_q], l [tile_q], under CLA_FWD_LONG_ROWS the rounding errors of l [tile_q] and of half of
-//   O [tile_q * dim_v rounded up to 4], and where O's type is no float O itself, likewise
+//   m [tile_q], l [tile_q], under CLA_FWD_LONG_ROWS the rounding errors of l [tile_q] and of half
+//   of O [tile_q * dim_v rounded up to 4], and where O's type is no float O itself, likewise
 #define CLA_KV_OUTER_ROW_FLOATS(dim_v, long_rows, own_o)                                           \
     (((long_rows) ? 3 + CLA_ROUND_UP4(dim_v) : 2) + ((own_o) ? CLA_ROUND_UP4(dim_v) : 0))
 

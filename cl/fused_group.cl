@@ -14,7 +14,7 @@
 // the work-group stands between softmax and P * V.
 //
 // Literals: those of group_tile.clh.
-// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
+// Slots: CLA_SLOT_*; all but args, Q, K, V and O only where a flag or a literal says so.
 //
 // Numerics: a tile of rows whose output is not finite everywhere is computed again, with the hidden
 // pairs left out one by one and the weights scaled down, so that the sum of finite V is finite.
@@ -26,29 +26,32 @@ void fused_group(FWD_PARAMS)
 {
     GROUP_LOCAL;
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
     if (!ROW_SHARED_OK)
         return; // the trial of the plan sees that nothing was written
     const uint item = (uint)get_local_id(0);
     struct place at;
     struct span keys;
-    find_place(&at, &a, get_group_id(0));
+    struct pairs pairs;
+    if (!find_place(&at, &a, &mem, get_group_id(0), item))
+        return;
     find_span(&keys, &a, &at);
     struct sums sum;
 
-    if (item == 0)
-        flag[0] = 0;
+    clear_flags(flag, &pairs, item);
 #if CHUNKS_QK == 1
     load_queries(q_tile, &a, &at, q_mem, 0, item);
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);
 
-    const bool careful = sum_keys(&sum, q_tile, kv_tile, p_tile, part, flag, &a, &at, &keys,
-                                  q_mem, k_mem, v_mem, mask_mem, item);
+    const bool careful = sum_keys(&sum, q_tile, kv_tile, p_tile, part, flag, &pairs, &a, &mem, &at,
+                                  &keys, q_mem, k_mem, v_mem, item);
+    const float unscale = careful ? careful_unscale(a.len_kv) : 1.0f;
 #pragma unroll
     for (uint n = 0; n < GROUP_ROWS; ++n) {
-        const float l = join_sums(part, n, item);
+        float l = join_sums(part, n, item);
+        const float f = take_sink(&sum.m[n], &l, &a, &mem, &at, n, item);
         if (GROUP_ROW(item, n) < at.rows)
-            store_row(&sum, &a, &at, o_mem, lse_mem, n, l,
-                      careful ? careful_unscale(a.len_kv) : 1.0f, item);
+            store_row(&sum, &a, &at, o_mem, lse_mem, n, l, unscale * f, item);
     }
 }

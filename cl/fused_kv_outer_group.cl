@@ -20,8 +20,8 @@
 //   channels CLA_GROUP_KEPT_BYTES(TILE_K, CHUNK_D) more: K and V stay for all tiles of rows. Where
 //   it doesn't, each tile of rows reads them again.
 //
-// Literals: those of group_tile.clh. O is float32. Slots: CLA_SLOT_*; MASK only under
-// CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE; WORKSPACE, see group_state.clh.
+// Literals: those of group_tile.clh. Slots: CLA_SLOT_*; all but args, Q, K, V, O and WORKSPACE only
+// where a flag or a literal says so. What lies in WORKSPACE: group_state.clh.
 //
 // Numerics: the first tile of keys writes O, m and l and reads none of them. A tile of rows whose
 // sum over a tile of keys is not finite makes it again, with the hidden pairs left out one by one
@@ -34,9 +34,6 @@
 
 #include "group_state.clh"
 
-#if DTYPE_O != CLA_DTYPE_F32
-#error "fused_kv_outer_group.cl: DTYPE_O must hold O between tiles of keys"
-#endif
 #define KEEPS_KV (CHUNKS_QK == 1 && CHUNKS_V == 1)
 
 // Parts of the maxima, where the first item of a row adds that of the keys before.
@@ -58,6 +55,7 @@ void fused_kv_outer_group(FWD_PARAMS)
 {
     GROUP_LOCAL;
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
 #if KEEPS_KV
     __local float4 v_tile[TILE_K * GROUP_PITCH_QUADS];
 #endif
@@ -65,10 +63,15 @@ void fused_kv_outer_group(FWD_PARAMS)
     const int strips = (int)(get_num_groups(0) / ((size_t)a.heads_kv * (size_t)a.batch));
     const long head = get_group_id(0) / strips; // of all batches
     const int strip = (int)(get_group_id(0) % strips);
+    struct place at;
+    struct pairs pairs;
+    at.b = (int)(head / a.heads_kv);
+    at.g = (int)(head % a.heads_kv);
+    enter_sequence(&a, &mem, at.b, item == 0 && strip == 0 && at.g == 0);
     const int begin = window_begin(&a, 0);
     const int end = window_end(&a, a.len_q - 1);
-    const long k_base = tensor_at(&a.k, (int)(head / a.heads_kv), (int)(head % a.heads_kv), 0);
-    const long v_base = tensor_at(&a.v, (int)(head / a.heads_kv), (int)(head % a.heads_kv), 0);
+    clear_flags(flag, &pairs, item);
+    barrier(CLK_LOCAL_MEM_FENCE);
     // The first round is there also where there are no keys, since it writes O.
     const int rounds = max((int)(((long)end - begin + TILE_K - 1) / TILE_K), 1);
 
@@ -76,27 +79,26 @@ void fused_kv_outer_group(FWD_PARAMS)
         const int k0 = begin + round * TILE_K;
 #if KEEPS_KV
         // Behind the barriers of the round before nobody reads these any more.
-        load_keys(kv_tile, k_mem, k_base, a.k.stride_s, k0, end, 0, DIM_QK, true, is_aligned(&a),
-                  item);
-        load_keys(v_tile, v_mem, v_base, a.v.stride_s, k0, end, 0, DIM_V, false, is_aligned(&a),
-                  item);
+        load_keys(kv_tile, &a, &mem, &at, k_mem, false, k0, end, 0, item);
+        load_keys(v_tile, &a, &mem, &at, v_mem, true, k0, end, 0, item);
 #endif
         for (int tile = strip; tile < a.num_tiles; tile += strips) {
-            struct place at;
             struct span keys;
             struct state st;
             struct sums sum;
-            find_place(&at, &a, (head + 1) * a.num_tiles - 1 - tile);
+            if (!place_rows(&at, &a, tile * (long)TILE_Q))
+                break; // behind the last row of the sequence
             find_span(&keys, &a, &at);
             find_state(&st, &a, workspace, head, tile);
             const bool any = keys.begin < keys.end;
-            const bool sees = any && keys.begin - k0 < TILE_K && k0 < keys.end;
+            const bool sees = any && keys.begin - k0 < TILE_K && k0 < keys.end &&
+                              look(&pairs, flag, &a, &mem, &at, &keys, k0, item);
             st.first = round == 0;
-            st.last = !any || keys.end - k0 <= TILE_K;
-            if (!st.first && !sees)
+            st.last = any ? k0 < keys.end && keys.end - k0 <= TILE_K : st.first;
+            if (!sees && !st.first && !st.last)
                 continue;
 
-            load_state(&st, &at, item);
+            load_state(&st, &a, &mem, &at, item);
             clear_sums(&sum);
             int passes = 1;
             if (sees) {
@@ -110,10 +112,10 @@ void fused_kv_outer_group(FWD_PARAMS)
 #if KEEPS_KV
                 clear_scores(s);
                 score(s, q_tile, kv_tile, item);
-                finish_scores(s, &a, &at, &keys, mask_mem, k0, item);
+                finish_scores(s, &pairs, &a, &mem, &at, &keys, k0, item);
 #else
-                score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem,
-                           k0, item);
+                score_tile(s, q_tile, kv_tile, &pairs, &a, &mem, &at, &keys, q_mem, k_mem, k0,
+                           item);
 #endif
                 for (int pass = 0; pass < passes; ++pass) {
                     const bool careful = pass > 0;
@@ -131,8 +133,8 @@ void fused_kv_outer_group(FWD_PARAMS)
                     else
                         accumulate(&sum, 0, f, p_tile, v_tile, item);
 #else
-                    add_tile(&sum, f, p_tile, kv_tile, &a, keys.end, v_mem, v_base, k0, careful,
-                             false, item);
+                    add_tile(&sum, f, p_tile, kv_tile, &a, &mem, &at, keys.end, v_mem, k0,
+                             careful, false, item);
 #endif
                     get_state(q_tile, &st, item);
                     if (!all_finite(&sum))
@@ -147,7 +149,7 @@ void fused_kv_outer_group(FWD_PARAMS)
 #pragma unroll
             for (uint n = 0; n < GROUP_ROWS; ++n) {
                 const float l = sees ? join_sums(part, n, item) : 0.0f;
-                add_sum(&st, n, sees ? sum.m[n] : -INFINITY, l);
+                add_sum(&st, n, sees ? sum.m[n] : st.m[n], l);
                 const bool empty = st.l[n] == 0.0f;
                 const float unscale = passes > 1 ? careful_unscale(TILE_K) : 1.0f;
                 if (GROUP_ROW(item, n) < at.rows) {

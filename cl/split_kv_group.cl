@@ -12,7 +12,7 @@
 //   local memory: CLA_GROUP_LOCAL_BYTES(TILE_Q, TILE_K, CHUNK_D), see group_tile.clh
 //
 // Literals: those of group_tile.clh.
-// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL; LSE only with CLA_FWD_HAS_LSE and WORKSPACE
+// Slots: CLA_SLOT_*; all but args, Q, K, V and O only where a flag or a literal says so, WORKSPACE
 // only with more than one part.
 //
 // Numerics: as fused_group.cl. A part without keys has m = -INFINITY, l = 0 and no O.
@@ -63,39 +63,43 @@ void split_kv_group(FWD_PARAMS)
 {
     GROUP_LOCAL;
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
     const uint item = (uint)get_local_id(0);
     const long id = get_group_id(0);
     const int part_id = part_of(&a, id);
     const long first = (a.num_tiles - 1 - id % a.num_tiles) * TILE_Q;
     struct place at;
     struct span keys;
-    find_place(&at, &a, whole_id(&a, id));
+    struct pairs pairs;
+    if (!find_place(&at, &a, &mem, whole_id(&a, id), item))
+        return;
     find_span(&keys, &a, &at);
     cut_keys(&keys.begin, &keys.end, &a, part_id);
     keys.full_end = min(keys.full_end, keys.end);
     struct sums sum;
 
-    if (item == 0)
-        flag[0] = 0;
+    clear_flags(flag, &pairs, item);
 #if CHUNKS_QK == 1
     if (keys.begin < keys.end)
         load_queries(q_tile, &a, &at, q_mem, 0, item);
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);
 
-    const bool careful = sum_keys(&sum, q_tile, kv_tile, p_tile, part, flag, &a, &at, &keys,
-                                  q_mem, k_mem, v_mem, mask_mem, item);
+    const bool careful = sum_keys(&sum, q_tile, kv_tile, p_tile, part, flag, &pairs, &a, &mem, &at,
+                                  &keys, q_mem, k_mem, v_mem, item);
     const float unscale = careful ? careful_unscale(a.len_kv) : 1.0f;
 #pragma unroll
     for (uint n = 0; n < GROUP_ROWS; ++n) {
-        const float l = join_sums(part, n, item);
+        float l = join_sums(part, n, item);
         const uint r = GROUP_ROW(item, n);
         if (r >= at.rows)
             continue;
-        if (a.num_splits == 1)
-            store_row(&sum, &a, &at, o_mem, lse_mem, n, l, unscale, item);
-        else
+        if (a.num_splits == 1) {
+            const float f = take_sink(&sum.m[n], &l, &a, &mem, &at, n, item);
+            store_row(&sum, &a, &at, o_mem, lse_mem, n, l, unscale * f, item);
+        } else {
             store_part(&sum, &a, &at, part_id, part_row(&a, at.b, at.g, first + r), workspace, n, l,
                        unscale, item);
+        }
     }
 }

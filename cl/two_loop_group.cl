@@ -3,7 +3,8 @@
 // Milakov and Gimelshein, then the weighted sum with weights that are final. Nothing of the
 // len_q x len_kv scores is ever in global memory.
 //
-//   loop 1   m = max_j x[i,j],  l = sum_j e^(x[i,j] - m), both online;   LSE[b,h,i] = m + ln l
+//   loop 1   m = max_j x[i,j],  l = sum_j e^(x[i,j] - m), both online and then with the sink;
+//            LSE[b,h,i] = m + ln l
 //   loop 2   O[b,h,i,:] = sum_j e^(x[i,j] - m) / l * V[b,g,j,:],         x computed again
 //
 // A work-group owns a tile of rows and walks over the keys twice (group_tile.clh).
@@ -12,7 +13,7 @@
 //   local memory: CLA_GROUP_LOCAL_BYTES(TILE_Q, TILE_K, CHUNK_D), see group_tile.clh
 //
 // Literals: those of group_tile.clh.
-// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
+// Slots: CLA_SLOT_*; all but args, Q, K, V and O only where a flag or a literal says so.
 //
 // Numerics: a tile of rows whose output is not finite everywhere goes through loop 2 again, with
 // the hidden pairs left out one by one and half the weights, so that a mean of V near FLT_MAX stays
@@ -61,19 +62,19 @@ void two_loop_group(FWD_PARAMS)
 {
     GROUP_LOCAL;
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
     const uint item = (uint)get_local_id(0);
     struct place at;
     struct span keys;
-    find_place(&at, &a, get_group_id(0));
+    struct pairs pairs;
+    if (!find_place(&at, &a, &mem, get_group_id(0), item))
+        return;
     find_span(&keys, &a, &at);
     const int tiles = span_tiles(&keys);
-    const long k_base = tensor_at(&a.k, at.b, at.g, 0);
-    const long v_base = tensor_at(&a.v, at.b, at.g, 0);
     struct sums sum;
     float s[GROUP_ROWS][GROUP_KEYS];
 
-    if (item == 0)
-        flag[0] = 0;
+    clear_flags(flag, &pairs, item);
 #if CHUNKS_QK == 1
     load_queries(q_tile, &a, &at, q_mem, 0, item);
 #endif
@@ -83,8 +84,10 @@ void two_loop_group(FWD_PARAMS)
     // the last read of part.
     clear_sums(&sum);
     for (int tile = 0; tile < tiles; ++tile) {
-        score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem,
-                   keys.begin + tile * TILE_K, item);
+        const int k0 = keys.begin + tile * TILE_K;
+        if (!look(&pairs, flag, &a, &mem, &at, &keys, k0, item))
+            continue;
+        score_tile(s, q_tile, kv_tile, &pairs, &a, &mem, &at, &keys, q_mem, k_mem, k0, item);
         put_maxima(part, s, item);
         barrier(CLK_LOCAL_MEM_FENCE);
         add_weights(part, &sum, s, item);
@@ -100,6 +103,7 @@ void two_loop_group(FWD_PARAMS)
     for (uint n = 0; n < GROUP_ROWS; ++n) {
         m[n] = sum.m[n];
         l[n] = join_sums(part, n, item);
+        take_sink(&m[n], &l[n], &a, &mem, &at, n, item);
         one[n] = 1.0f;
     }
 
@@ -114,11 +118,12 @@ void two_loop_group(FWD_PARAMS)
         clear_sums(&sum);
         for (int tile = 0; tile < tiles; ++tile) {
             const int k0 = keys.begin + tile * TILE_K;
-            score_tile(s, q_tile, kv_tile, &a, &at, &keys, q_mem, k_mem, k_base, mask_mem, k0,
-                       item);
+            if (!look(&pairs, flag, &a, &mem, &at, &keys, k0, item))
+                continue;
+            score_tile(s, q_tile, kv_tile, &pairs, &a, &mem, &at, &keys, q_mem, k_mem, k0, item);
             put_weights(p_tile, m, inverse, s, careful, item);
             barrier(CLK_LOCAL_MEM_FENCE); // K is read
-            add_tile(&sum, one, p_tile, kv_tile, &a, keys.end, v_mem, v_base, k0, careful, false,
+            add_tile(&sum, one, p_tile, kv_tile, &a, &mem, &at, keys.end, v_mem, k0, careful, false,
                      item);
         }
         if (!all_finite(&sum))
@@ -127,12 +132,14 @@ void two_loop_group(FWD_PARAMS)
         passes = flag[0] ? 2 : 1;
     }
 
-    // Final weights are those of a row whose maximum is its LSE and whose sum is 1.
+    // Final weights are those of a row whose maximum is its LSE and whose sum is 1; a sink that is
+    // no number makes a row NaN that sees no key.
 #pragma unroll
     for (uint n = 0; n < GROUP_ROWS; ++n) {
         sum.m[n] = row_lse(m[n], l[n]);
         if (GROUP_ROW(item, n) < at.rows)
-            store_row(&sum, &a, &at, o_mem, lse_mem, n, l[n] == 0.0f ? 0.0f : 1.0f,
-                      passes > 1 ? 2.0f : 1.0f, item);
+            store_row(&sum, &a, &at, o_mem, lse_mem, n,
+                      l[n] == 0.0f || isnan(l[n]) ? l[n] : 1.0f, passes > 1 ? 2.0f : 1.0f,
+                      item);
     }
 }

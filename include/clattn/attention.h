@@ -155,8 +155,8 @@ typedef struct clattn_tensor {
 } clattn_tensor;
 
 /// A boolean mask (one byte an element, non-zero = visible) or an additive bias (added to the
-/// score, -infinity = hidden), [batch, heads_q, len_q, len_kv]. Where sequences have lengths of their own,
-/// i and j count inside the sequence and what lies beyond its lengths is not read.
+/// score, -infinity = hidden), [batch, heads_q, len_q, len_kv]. Where sequences have lengths of
+/// their own, i and j count inside the sequence and what lies beyond its lengths is not read.
 typedef struct clattn_mask {
     clattn_buf buf;     ///< the memory
     int32_t layout;     ///< CLATTN_LAYOUT_BHSD (contiguous) or CLATTN_LAYOUT_STRIDED
@@ -357,6 +357,18 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 /// Threads: one plan may be run from several threads, each with its own outputs and workspace.
 CLATTN_API clattn_status clattn_attention_run(const clattn_plan *plan,
                                               const clattn_attention_call *call);
+
+/// Does everything ahead that the first call of these lengths would do beside its work: runs one
+/// such call on memory of its own, whose contents are of no interest. Drivers that compile a second
+/// time at launch (PoCL, for large ranges), and CLBlast for another size, have done so then. A call
+/// needs no warm-up; clattn itself compiles nothing after clattn_attention_plan_create().
+///
+/// Takes memory for O, LSE and a workspace of a call of these lengths; inputs are broadcast from
+/// one row.
+/// @return CLATTN_OK, also where a length is 0 (nothing is done); what clattn_attention_run() says
+/// Threads: as clattn_attention_run().
+CLATTN_API clattn_status clattn_plan_warm_up(const clattn_plan *plan, int32_t batch, int32_t len_q,
+                                             int32_t len_kv);
 
 /// Everything in one line, on contiguous [batch, heads, length, dim] host memory in float32 with
 /// the default scale. Makes a plan, or takes the one that the context keeps from an equal call.

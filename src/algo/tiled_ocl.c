@@ -197,6 +197,10 @@ clattn_status cla_tiled_prepare(clattn_context *ctx, const struct cla_algo *self
 
 // ---- launch ------------------------------------------------------------------------------------
 
+_Static_assert(offsetof(struct cla_fwd_args, reserved) + sizeof(cla_i32) ==
+                   sizeof(struct cla_fwd_args),
+               "one driver takes a struct without the padding at its end");
+
 static struct cla_fwd_tensor tensor_arg(const struct cla_tensor *t)
 {
     return (struct cla_fwd_tensor){t->offset, t->stride[0], t->stride[1], t->stride[2]};

@@ -18,8 +18,8 @@ struct rows {
     double *acc; // [dim_v]
 };
 
-// Inside the window, and hidden by neither mask nor bias. j < len_kv is the caller's loop bound. The
-// unlimited sides CLA_WIN_MIN and CLA_WIN_MAX need no case of their own: |j - i| < 2^31.
+// Inside the window, and hidden by neither mask nor bias. j < len_kv is the caller's loop bound.
+// The unlimited sides CLA_WIN_MIN and CLA_WIN_MAX need no case of their own: |j - i| < 2^31.
 static bool pair_allowed(const struct rows *r, int32_t h, int32_t i, int32_t j, double *bias)
 {
     const struct cla_problem *p = r->p;

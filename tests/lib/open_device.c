@@ -98,6 +98,10 @@ void log_capture(void *user, clattn_log_level level, const char *message)
 static void print_log(void *user, clattn_log_level level, const char *message)
 {
     struct test_device *d = user;
+    if (d->capture) {
+        log_capture(d->capture, level, message);
+        return;
+    }
     d->warnings += level <= CLATTN_LOG_WARN;
     printf("    %s: %s\n", d->tag, message);
 }
@@ -258,15 +262,12 @@ static clattn_status try_shape(struct test_device *d, int32_t algo, int32_t kern
 // and sub-groups where it has them.
 static void add_shapes(struct test_target *targets, int *count, struct test_device *d, int32_t algo)
 {
-    // A device that prefers vectors runs the group shape for the test's sake; of two devices that
-    // share cases out the second one has it in full, the first one the vector shape.
-    const bool medium =
-        d->info.vector_shape && d->level > LEVEL_MEDIUM && test_share() == 1;
-    add_target(targets, count, d, algo, CLATTN_KERNEL_GROUP, medium ? LEVEL_MEDIUM : d->level);
+    // A device that prefers vectors runs the group shape for the test's sake.
+    add_target(targets, count, d, algo, CLATTN_KERNEL_GROUP, d->level);
     const clattn_status vector = try_shape(d, algo, CLATTN_KERNEL_VECTOR);
-    const bool few = !d->info.vector_shape || set_in_env("CLATTN_TEST_BARRIERS");
     if (vector == CLATTN_OK || d->info.vector_shape)
-        add_target(targets, count, d, algo, CLATTN_KERNEL_VECTOR, few ? LEVEL_SMALL : d->level);
+        add_target(targets, count, d, algo, CLATTN_KERNEL_VECTOR,
+                   d->info.vector_shape ? d->level : LEVEL_SMALL);
     else
         printf("%s: the vector shape is not for this device (%s)\n", d->tag,
                clattn_status_string(vector));

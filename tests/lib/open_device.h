@@ -8,8 +8,7 @@
 //   CLATTN_TEST_ALGOS   algorithms to run on OpenCL devices, by their names; default "fused,host"
 //   CLATTN_TEST_SMALL   not empty: every device runs the small selection
 //   CLATTN_TEST_MEDIUM  not empty: no device runs more than the medium selection
-//   CLATTN_TEST_BARRIERS  not empty: the vector shape, without barriers, runs the small selection
-//   CLATTN_TEST_SHARE   1 or 2: of the cases that are shared out, only those of this share; 3: none
+//   CLATTN_TEST_SHARE   1 to 4: of the cases that are shared out, only those of this share; 9: none
 #ifndef TESTS_OPEN_DEVICE_H
 #define TESTS_OPEN_DEVICE_H
 
@@ -21,18 +20,20 @@
 
 enum { DEVICES_MAX = 16, SKIP_STATUS = 77 };
 
+// Text of the last messages of a log callback; see log_capture().
+struct log_capture {
+    char text[4096]; // lines end with a newline
+    int errors;
+};
+
 struct test_device {
     clattn_context *ctx;
     clattn_device_info info;
     char tag[64]; // short name for messages
     int level;    // enum test_level
     int warnings; // messages of level warning or error so far
-};
-
-// Text of the last messages of a log callback; see log_capture().
-struct log_capture {
-    char text[4096]; // lines end with a newline
-    int errors;
+    // Receives the messages of a call that is to be refused, which are no warnings then, or NULL
+    struct log_capture *capture;
 };
 
 // Whether two threads may enqueue kernels at once. Oclgrind 21.10 simulates one kernel at a time

@@ -92,7 +92,7 @@ static void add_dims(void)
         struct attn_case *c = add(shape(d, 2, 2, 2, 5, small ? 40 : 130, rows[n].kind),
                                   "dim-%d-short-%d", d, n);
         c->level = rows[n].level;
-        c->share = rows[n].level == LEVEL_FULL ? 1 + full++ % 2 : 0;
+        c->share = rows[n].level == LEVEL_FULL ? 1 + full++ % 4 : 0;
         const int32_t share = c->share;
         c = add(shape(d, 1, 4, 2, 37, 75, rows[n].kind), "dim-%d-%d", d, n);
         c->level = small ? LEVEL_MEDIUM : rows[n].level;

@@ -63,8 +63,8 @@ struct attn_case {
     int32_t input;        // enum case_input
     uint64_t seed;
     int32_t level; // enum test_level
-    // 0, or 1 and 2: one of two devices that share out such cases will do, since other cases take
-    // the same way through the kernels with another head dimension.
+    // 0, or 1 to 4: where devices share such cases out, each runs those of its own number, since
+    // other cases take the same way through the kernels with another head dimension.
     int32_t share;
 };
 
