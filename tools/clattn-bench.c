@@ -5,14 +5,16 @@
 #include <string.h>
 
 #include "bench/bench.h"
+#include "lib/output.h"
 #include "lib/say.h"
 
-static const char help[] =
+// In two parts, since a string literal may have 4095 characters.
+static const char help_problem[] =
     "Usage: clattn-bench [--shape B,H,HKV,LQ,LKV,D[,DV] | --case NAME]... [OPTION]...\n"
     "\n"
-    "Times attention in float32 on random data and prints it beside the peak: what a small\n"
-    "kernel of fused multiply-adds (for the CPU path: a C loop with the same threads) reaches on\n"
-    "the same device at the same time.\n"
+    "Times attention on random data, in float32 by default, and prints it beside the peak: what\n"
+    "a small kernel of fused multiply-adds (for the CPU path: a C loop with the same threads)\n"
+    "reaches on the same device at the same time.\n"
     "\n"
     "  --shape B,H,HKV,LQ,LKV,D[,DV]\n"
     "                   batch, query heads, key/value heads, queries, keys, head dimension, head\n"
@@ -27,6 +29,27 @@ static const char help[] =
     "                   not over TO, or the numbers of the list. KEY is len (queries and keys),\n"
     "                   len_q, len_kv, dim or batch. Several keys give all combinations\n"
     "  --causal         causal, bottom-right aligned; only visible pairs count as work\n"
+    "  --window L,R     only L extra keys before and R behind the query's own position, -1 = all\n"
+    "  --mask[=AXES]    random boolean mask, seven keys of eight visible. AXES are the letters of\n"
+    "                   batch, head, query, key along which it has its full extent: default bhqk\n"
+    "  --bias[=AXES]    random float32 bias, likewise\n"
+    "  --alibi, --sinks, --softcap X\n"
+    "                   slopes 2^(-8h/heads), random sinks, a soft-cap of the scores\n"
+    "  --kv-lens        each sequence has its own number of keys: the first one all, the others\n"
+    "                   between a half and all of them\n"
+    "  --packed         queries and keys likewise, one sequence after the other without padding\n"
+    "  --page N         K and V in shuffled pages of N keys\n"
+    "  --dtype TYPE     f32, f16 or bf16: Q, K, V and O; not of row softmax\n"
+    "  --kv-dtype TYPE  f32, f16, bf16 or int8: K and V alone\n"
+    "  --ratio VARIANT,...\n"
+    "                   instead of the table: what features cost. Each variant is run in turn\n"
+    "                   with the problem without it, and speed is the time of the one by that of the\n"
+    "                   other, the median over the pairs. A variant is one or several of plain,\n"
+    "                   causal, window=L:R, mask, bias, alibi, softcap, sinks, kv-lens, packed,\n"
+    "                   page=N, f16, bf16, kv-f16, kv-bf16, int8 with + between them; mask, bias\n"
+    "                   and softcap may have =AXES and =X. work speed is the ratio of GFLOP/s\n";
+
+static const char help_rest[] =
     "  --algo ALGO,...  auto (default), host, reference, fused, split_kv, two_loop,\n"
     "                   fused_kv_outer, unfused, softmax_naive, softmax_safe or softmax_online;\n"
     "                   all is every one of them but auto and reference. Of several, those that\n"
@@ -61,7 +84,7 @@ static const char help[] =
     "speed does not; runs shorter than 20 ms share their two peaks, as many as make 20 ms.\n"
     "\n"
     "MB (bytes) is what a run moves by count: Q and O once, K and V once for each tile of queries\n"
-    "of the plan, with a causal mask up to the last key that the tile sees, a boolean mask once.\n"
+    "of the plan, from the first to the last key that it sees but for a mask; mask and bias once.\n"
     "For other algorithms it is what the plan says, as if no key were hidden, and a softmax\n"
     "counts each pass over its rows. GB/s is that by the median. In 10^6 and 10^9 bytes.\n"
     "WORKSPACE MB (workspace_bytes) is memory that a run needs beside its tensors. The operations\n"
@@ -76,59 +99,24 @@ struct sessions {
     struct tool_session device[BENCH_DEVICES_MAX], builtin;
 };
 
-struct attention {
-    const clattn_plan *plan;
-    clattn_attention_call call;
-};
-
-static clattn_status run_attention(const void *user)
-{
-    const struct attention *a = user;
-
-    return clattn_attention_run(a->plan, &a->call);
-}
-
 // Verifies, then times. `over` > 0 means a wrong result and no times.
-static clattn_status bench_plan(struct tool_session *s, struct tool_session *peak,
-                                const struct bench_item *item, const clattn_plan *plan,
-                                int32_t runs, struct bench_result *r, size_t *over)
-{
-    const double channels = (double)item->p.dim_qk + (double)item->p.dim_v;
-    struct tool_memory m;
-    struct attention a = {.plan = plan};
-    struct bench_work work = {run_attention, &a, 0};
-
-    clattn_status st = tool_memory_create(s, &item->p, plan, &m);
-    if (st == CLATTN_OK)
-        st = bench_fill(s, item->row, &m, &r->pairs);
-    if (st == CLATTN_OK)
-        st = bench_check(s, &item->p, plan, &m, &r->max_error, over);
-    tool_call_init(&item->p, &m, &a.call);
-    if (st == CLATTN_OK)
-        st = clattn_plan_workspace_bytes(plan, &a.call, &r->workspace);
-    work.gflop = 2e-9 * r->pairs * channels;
-    if (st == CLATTN_OK && *over == 0)
-        st = bench_time(peak, &work, runs, r);
-    tool_memory_destroy(s, &m);
-    return st;
-}
-
 static clattn_status bench_attention(struct tool_session *s, struct tool_session *builtin,
                                      const struct bench_item *item, int32_t runs,
-                                     clattn_plan **plan, clattn_plan_info *info,
-                                     struct bench_result *r, size_t *over)
+                                     struct bench_attention *a, struct bench_result *r)
 {
-    clattn_status st = tool_plan_create(s, &item->p, plan);
+    clattn_status st = bench_attention_open(s, &item->p, a);
+    const struct bench_work work = {bench_attention_run, a, a->gflop};
+    const bool on_cpu =
+        a->info.algo == CLATTN_ALGO_HOST || a->info.algo == CLATTN_ALGO_REFERENCE;
 
+    r->pairs = a->pairs;
+    r->max_error = a->max_error;
+    r->workspace = a->workspace;
+    if (st == CLATTN_OK && a->over == 0)
+        st = bench_time(on_cpu ? builtin : s, &work, runs, r);
+    // Last, since it walks over tiles of which there may be no end where memory runs out.
     if (st == CLATTN_OK)
-        st = clattn_plan_get_info(*plan, info);
-    if (st == CLATTN_OK) {
-        bool on_cpu = info->algo == CLATTN_ALGO_HOST || info->algo == CLATTN_ALGO_REFERENCE;
-        st = bench_plan(s, on_cpu ? builtin : s, item, *plan, runs, r, over);
-        // Last, since it walks over tiles of which there may be no end where memory runs out.
-        if (st == CLATTN_OK)
-            r->bytes = bench_bytes(&item->p, info);
-    }
+        r->bytes = bench_bytes(&item->p, &a->info);
     return st;
 }
 
@@ -162,44 +150,39 @@ static int bench_item(struct tool_session *s, struct tool_session *builtin,
                       const struct outputs *to)
 {
     char what[256];
-    clattn_plan *plan = NULL;
-    clattn_plan_info info = {.struct_size = sizeof info};
+    struct bench_attention a = {.plan = NULL};
     struct bench_result r = {.runs = 0};
-    size_t over = 0;
     int code = 0;
 
     item_text(opt, s, item, what, sizeof what);
     tool_log_clear(&s->log);
     clattn_status st =
         item->algo->softmax
-            ? bench_softmax(s, builtin, item, opt->runs, &info, &r, &over)
-            : bench_attention(s, builtin, item, opt->runs, &plan, &info, &r, &over);
+            ? bench_softmax(s, builtin, item, opt->runs, &a.info, &r, &a.over)
+            : bench_attention(s, builtin, item, opt->runs, &a, &r);
     bench_progress(0, 0, NULL);
     if (is_refusal(opt, st)) {
         const char *said = tool_log_error(&s->log);
         bench_report_refuse(to->report, s, item, said[0] ? said : clattn_status_string(st));
     } else if (st != CLATTN_OK) {
         code = tool_library_fail(&s->log, st, what);
-    } else if (over) {
-        code = tool_fail(TOOL_WRONG, "%s: wrong result, not timed: %zu elements are off, by %.3g "
-                                     "at worst (%s, %s)",
-                         what, over, r.max_error, info.algo_name, info.kernel_name);
+    } else if (a.over) {
+        code = bench_wrong(what, a.over, r.max_error, &a.info);
     } else {
-        bench_report_add(to->report, s, item, plan, &info, &r);
+        bench_report_add(to->report, s, item, a.plan, &a.info, &r);
         bench_plot_add(to->plot, s, item, &r);
     }
-    clattn_plan_destroy(&plan);
+    bench_attention_close(s, &a);
     return code;
 }
 
 // Item n of all: algorithms inside, devices around them, rows outside.
-static int bench_nth(struct sessions *s, const struct bench_options *opt, int n,
-                     const struct outputs *to)
+static struct bench_item nth(const struct bench_options *opt, int n, int *device)
 {
     struct bench_item item = {.algo = &opt->algo[n % opt->algos]};
-    const int device = n / opt->algos % opt->devices;
     char text[96];
 
+    *device = n / opt->algos % opt->devices;
     item.row = &opt->row[n / opt->algos / opt->devices];
     item.p = item.row->p;
     item.p.algo = item.algo->attention;
@@ -207,23 +190,47 @@ static int bench_nth(struct sessions *s, const struct bench_options *opt, int n,
         item.p.kernel = opt->kernel;
     bench_item_text(&item, text, sizeof text);
     bench_progress(n + 1, opt->rows * opt->devices * opt->algos, text);
-    return bench_item(&s->device[device], &s->builtin, opt, &item, to);
+    return item;
 }
 
 static int bench_all(struct sessions *s, const struct bench_options *opt, struct bench_plot *plot)
 {
     const struct outputs to = {bench_report_create(opt), plot};
-    int worst = 0;
+    int worst = 0, device = 0;
 
     if (!to.report)
         return tool_fail(TOOL_DEVICE, "no memory for the report");
     for (int n = 0; n < opt->rows * opt->devices * opt->algos; n++) {
-        int code = bench_nth(s, opt, n, &to);
+        const struct bench_item item = nth(opt, n, &device);
+        int code = bench_item(&s->device[device], &s->builtin, opt, &item, &to);
         worst = code > worst ? code : worst;
     }
     if (bench_report_finish(to.report, s->device, opt->devices) == 0 && !worst)
         worst = tool_fail(TOOL_USE, "every algorithm was refused");
     return worst;
+}
+
+static int ratio_all(struct sessions *s, const struct bench_options *opt)
+{
+    struct libscols_table *table = bench_ratio_table(opt);
+    int worst = 0, device = 0, results = 0;
+
+    for (int n = 0; n < opt->rows * opt->devices * opt->algos; n++) {
+        const struct bench_item item = nth(opt, n, &device);
+        int code = bench_ratio(&s->device[device], opt, &item, table, &results);
+        worst = code > worst ? code : worst;
+    }
+    bench_progress(0, 0, NULL);
+    for (int d = 0; table && results && d < opt->devices; d++) {
+        char text[512];
+        tool_device_text(&s->device[d].device, text, sizeof text);
+        printf("device  %s\n", text);
+    }
+    if (table && results)
+        tool_table_print(table);
+    else
+        tool_table_free(table);
+    return results || worst ? worst : tool_fail(TOOL_USE, "every variant was refused");
 }
 
 static int open_session(struct tool_session *s, const char *selector, int32_t threads,
@@ -257,7 +264,7 @@ static int run(struct bench_options *opt)
     if (!code)
         code = open_session(&s->builtin, "cpu", opt->threads, CLATTN_CONTEXT_NO_OPENCL);
     if (!code)
-        code = bench_all(s, opt, plot);
+        code = opt->variants ? ratio_all(s, opt) : bench_all(s, opt, plot);
     for (int d = 0; d < opt->devices; d++)
         tool_session_close(&s->device[d]);
     tool_session_close(&s->builtin);
@@ -272,7 +279,7 @@ int main(int argc, char **argv)
     tool_start("clattn-bench");
     int code = bench_options(argc, argv, &opt);
     if (!code && opt.help)
-        fputs(help, stdout);
+        printf("%s%s", help_problem, help_rest);
     else if (!code && opt.version)
         tool_print_version();
     else if (!code && opt.list)

@@ -127,6 +127,94 @@ class Bench(Folder):
                                                                       "mask-bcast-06-causal"],
                          env={"TOOL_TEST_FAULT": fault})
 
+    def work(self, row):
+        """Pairs of a query and a key that the row counts as work, by its time and rate."""
+        dims = row["shape"][5] + row["shape"][6]
+        return row["gflops"] * row["ms"] / (2e-6 * dims)
+
+    def test_features(self):
+        """Verified, named, and only pairs inside windows and lengths are work."""
+        batch, heads, len_q, len_kv = 3, 2, 37, 70
+        off = len_kv - len_q
+        full = batch * heads * len_q * len_kv
+        window = batch * heads * sum(len(range(max(0, i + off - 20), min(len_kv, i + off + 4)))
+                                     for i in range(len_q))
+        shape = f"--shape={batch},{heads},1,{len_q},{len_kv},24,16"
+        named = {"dtype": "f32", "kv_dtype": "f32", "window": None, "softcap": None, "bias": None,
+                 "alibi": False, "sinks": False, "kv_lens": False, "packed_q": False,
+                 "packed_kv": False, "page_size": None, "mask": False, "causal": False}
+        for args, more, least, most in (
+                (["--window=20,3", "--alibi", "--sinks"],
+                 {"window": [20, 3], "alibi": True, "sinks": True}, window, window),
+                (["--bias", "--softcap=5", "--page=7", "--dtype=f16"],
+                 {"bias": "f32", "softcap": 5, "page_size": 7, "dtype": "f16", "kv_dtype": "f16"},
+                 full, full),
+                (["--mask=qk", "--kv-lens", "--kv-dtype=int8"],
+                 {"mask": True, "kv_lens": True, "kv_dtype": "int8"}, full / 2, 0.9 * full),
+                (["--packed", "--dtype=bf16", "--bias=hk"],
+                 {"packed_q": True, "packed_kv": True, "bias": "f32", "dtype": "bf16",
+                  "kv_dtype": "bf16"}, full / 2, 0.95 * full),
+                (["--packed", "--page=16", "--causal"],
+                 {"packed_q": True, "kv_lens": True, "page_size": 16, "causal": True}, full / 4,
+                 0.8 * full)):
+            row = self.lines(shape, *args, "--algo=reference", *CPU)[0]
+            self.assertEqual({key: row[key] for key in named}, {**named, **more})
+            self.assertTrue(0.999 * least <= self.work(row) <= 1.001 * most, (args, row))
+            # The reference computes what it is compared with, but for the rounding of O.
+            self.assertLess(row["max_error"], 1e-5 if row["dtype"] == "f32" else 2e-2)
+            self.assertGreater(row["bytes"], 0)
+        text = self.run_ok(shape, "--window=1,1", "--dtype=f16", "--algo=reference", *CPU,
+                           "--runs=1", program=PROGRAMS.bench)
+        self.assertRegex(text, r"(?m)^SHAPE +CAUSAL +TYPES +FEATURES +ALGORITHM ")
+        self.assertRegex(text, r"(?m)^3,2,1,37,70,24,16 +no +f16 +window 1,1 +reference ")
+        text = self.run_ok(shape, "--window=1,1", "--csv", "--algo=reference", *CPU, "--runs=1",
+                           program=PROGRAMS.bench)
+        row = next(csv.DictReader(io.StringIO(text)))
+        self.assertEqual((row["kv_dtype"], row["features"], row["algo"], row["status"]),
+                         ("f32", "window 1,1", "reference", "ok"))
+
+    def test_wrong_features_get_no_time(self):
+        """Rows of every kind are compared, not only those of plain problems."""
+        last = 2 * 50 * 8 - 1
+        for args in (["--page=16"], ["--packed"]):
+            for fault in ("add:0", f"nan:{last}"):
+                self.run_bad("--shape=1,2,1,50,60,8", *args, *CPU, "--algo=host", "--json",
+                             "--runs=1", program=PROGRAMS.bench_faulty, code=1,
+                             says=["wrong result, not timed"], env={"TOOL_TEST_FAULT": fault})
+
+    def test_ratio(self):
+        args = ["--shape=1,2,2,64,64,16", "--algo=reference", *CPU]
+        rows = self.lines(*args, "--ratio=plain,causal+f16", "--ratio", "window=3:0+softcap=9")
+        self.assertEqual([(r["variant"], r["dtype"], r["causal"], r["window"], r["softcap"])
+                          for r in rows],
+                         [("plain", "f32", False, None, None),
+                          ("causal+f16", "f16", True, None, None),
+                          ("window=3:0+softcap=9", "f32", False, [3, 0], 9)])
+        part = [1, 65 / 128, (4 * 64 - 6) / 4096]
+        for row, work in zip(rows, part):
+            self.assertGreater(row["pairs"], 0)
+            self.assertTrue(row["q1_speed"] <= row["speed"] <= row["q3_speed"], row)
+            self.assertAlmostEqual(row["work_speed"], row["speed"] * work, places=4)
+        # A causal problem has half the work; by far not that of the window.
+        self.assertLess(rows[2]["ms"], rows[2]["plain_ms"])
+        self.assertGreater(rows[2]["speed"], 1)
+        text = self.run_ok(*args, "--ratio=plain,alibi", "--runs=1", program=PROGRAMS.bench)
+        self.assertRegex(text, r"(?m)^DEVICE +SHAPE +ALGORITHM +VARIANT +PLAIN MS +MS +SPEED ")
+        self.assertRegex(text, r"(?m)^\[(\d+|cpu)\] +1,2,2,64,64,16 +reference, - +alibi ")
+
+    def test_ratio_errors(self):
+        bad = lambda *args, says: self.run_bad(*args, program=PROGRAMS.bench, says=[says])
+        for words in ("", ",", "x", "causal,", "causal+", "+causal", "causal=1", "window",
+                      "window=1", "window=1,2", "page=0", "page=257", "page", "softcap=0",
+                      "softcap=x", "mask=x", "mask=", "bias=bhqkx", "f32", "f16+x", "f" * 70,
+                      ",".join(["plain"] * 33)):
+            bad(f"--ratio={words}", says="--ratio")
+        bad("--ratio=f16", "--csv", says="--csv does not go with --ratio")
+        bad("--ratio=f16", "--algo=softmax_safe", says="--algo softmax_safe")
+        for option in ("--window=1", "--window=1:2", "--softcap=0", "--mask=x", "--bias=z",
+                       "--page=0", "--page=300", "--dtype=int8", "--kv-dtype=x"):
+            bad(option, says=option.split("=")[0])
+
     def test_sweeps(self):
         shapes = lambda *args: [r["shape"] for r in self.lines(*args, *CPU)]
         self.assertEqual(shapes("--shape=1,2,1,9,9,8", "--sweep=len=8:35"),

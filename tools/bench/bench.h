@@ -3,14 +3,18 @@
 #ifndef CLATTN_TOOLS_BENCH_H
 #define CLATTN_TOOLS_BENCH_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "lib/session.h"
 
+struct libscols_table;
+
 enum {
-    BENCH_ROWS_MAX = 1024, BENCH_DEVICES_MAX = 16, BENCH_RUNS_MAX = 10000, BENCH_ALGOS_MAX = 12
+    BENCH_ROWS_MAX = 1024, BENCH_DEVICES_MAX = 16, BENCH_RUNS_MAX = 10000, BENCH_ALGOS_MAX = 12,
+    BENCH_VARIANTS_MAX = 32, BENCH_VARIANT_TEXT = 64
 };
 
 // What can be timed: an algorithm of attention, or one of row softmax (then `softmax` is not 0).
@@ -20,10 +24,32 @@ struct bench_algo {
     int softmax;   // enum clattn_softmax_algo
 };
 
+enum bench_feature {
+    BENCH_PLAIN, BENCH_CAUSAL, BENCH_WINDOW, BENCH_MASK, BENCH_BIAS, BENCH_ALIBI, BENCH_SOFTCAP,
+    BENCH_SINKS, BENCH_KV_LENS, BENCH_PACKED, BENCH_PAGE, BENCH_DTYPE, BENCH_KV_DTYPE
+};
+
+// What is added to a problem.
+struct bench_features {
+    bool causal, window, mask, bias, alibi, sinks, kv_lens, packed, has_dtype, has_kv_dtype;
+    int32_t left, right, page; // page 0 = none
+    uint32_t mask_bcast, bias_bcast;
+    float softcap; // 0 = none
+    int dtype, kv_dtype;
+};
+
+// Features that --ratio names, "causal+f16".
+struct bench_variant {
+    char name[BENCH_VARIANT_TEXT];
+    struct bench_features features;
+};
+
 // One problem to be timed on every device.
 struct bench_row {
     struct tool_problem p;
-    uint32_t mask_bcast; // bit a: the mask has extent 1 on axis a of batch, head, query, key
+    // Bit a: the mask or bias has extent 1 on axis a of batch, head, query, key
+    uint32_t mask_bcast, bias_bcast;
+    bool packed; // sequences of their own lengths
     char name[64];       // of the case it comes from; empty for a shape
     int64_t softmax_rows, softmax_len;
 };
@@ -36,7 +62,10 @@ struct bench_options {
     int64_t softmax_rows, softmax_len; // of all rows; 0 = as the shape says
     const char *plot;     // file; NULL = none
     const char *plot_key; // what is swept
-    bool causal, json, csv, list, help, version;
+    struct bench_features features; // of all rows
+    struct bench_variant variant[BENCH_VARIANTS_MAX];
+    int variants; // more than 0: their times beside the plain row's instead of a table
+    bool json, csv, list, help, version;
     const char *device[BENCH_DEVICES_MAX];
     int devices;
     int32_t threads, runs;
@@ -72,16 +101,73 @@ void bench_shape_text(const struct tool_problem *p, char *text, size_t size);
 // The same of an item; of a softmax its rows and their length, "16384x2048".
 void bench_item_text(const struct bench_item *item, char *text, size_t size);
 
-// ---- check.c -----------------------------------------------------------------------------------
+// ---- features.c --------------------------------------------------------------------------------
 
-// Fills Q, K, V and the mask with repeatable data; *pairs receives the visible pairs.
-clattn_status bench_fill(struct tool_session *s, const struct bench_row *row,
-                         const struct tool_memory *m, double *pairs);
+// One feature with its value as an option or a variant gives it; NULL where it has none. `between`
+// stands between the sides of a window. Returns 0, or TOOL_USE after a message.
+int bench_take_feature(struct bench_features *f, enum bench_feature feature, const char *shown,
+                       const char *value, char between);
+
+// Adds the variants of a list "causal+f16,mask".
+int bench_take_variants(struct bench_options *opt, const char *shown, const char *value);
+
+// Adds features to a row, and what follows from them and from its sizes.
+void bench_apply(const struct bench_features *f, struct bench_row *row);
+void bench_finish(struct bench_row *row);
+
+// Sequence b: its lengths, its first tokens where they are packed, and the key of its query 0.
+struct bench_sequence {
+    int32_t len_q, len_kv;
+    int64_t first_q, first_kv, off;
+};
+struct bench_sequence bench_sequence(const struct tool_problem *p, int32_t b);
+
+// Keys from the first to the last one that query i sees but for a mask; none where first > last.
+void bench_range(const struct tool_problem *p, const struct bench_sequence *s, int64_t i,
+                 int64_t *first, int64_t *last);
+
+// ---- data.c ------------------------------------------------------------------------------------
+
+// What the host keeps of the data; NULL where there is none.
+struct bench_data {
+    uint8_t *mask;
+    float *bias, *alibi;
+    double pairs; // of a query and a key that it sees, over batch and heads
+};
+
+// Fills all inputs with repeatable data. `data` is to be freed in any case.
+clattn_status bench_fill(struct tool_session *s, const struct tool_problem *p,
+                         const struct tool_memory *m, struct bench_data *data);
+void bench_data_free(struct bench_data *data);
+
+// ---- check.c -----------------------------------------------------------------------------------
 
 // Runs once and compares rows from all over the output. `over` counts wrong elements.
 clattn_status bench_check(struct tool_session *s, const struct tool_problem *p,
-                          const clattn_plan *plan, const struct tool_memory *m, double *max_error,
-                          size_t *over);
+                          const clattn_plan *plan, const struct tool_memory *m,
+                          const struct bench_data *data, double *max_error, size_t *over);
+
+// ---- attention.c -------------------------------------------------------------------------------
+
+// A problem with its plan and its memory, verified and ready to be run.
+struct bench_attention {
+    struct tool_problem p;
+    clattn_plan *plan;
+    clattn_plan_info info;
+    struct tool_memory memory;
+    clattn_attention_call call;
+    double pairs, gflop, max_error;
+    size_t workspace, over; // wrong elements
+};
+
+// `a` is to be closed in any case.
+clattn_status bench_attention_open(struct tool_session *s, const struct tool_problem *p,
+                                   struct bench_attention *a);
+clattn_status bench_attention_run(const void *a);
+void bench_attention_close(struct tool_session *s, struct bench_attention *a);
+
+// "wrong result, not timed: ..." and TOOL_WRONG.
+int bench_wrong(const char *what, size_t over, double max_error, const clattn_plan_info *info);
 
 // ---- timing.c ----------------------------------------------------------------------------------
 
@@ -100,6 +186,24 @@ struct bench_work {
 // Times runs and, between them, the peak on `peak`.
 clattn_status bench_time(struct tool_session *peak, const struct bench_work *work, int32_t runs,
                          struct bench_result *r);
+
+// Two works in turn. `speed` is the time of the first one by the time of the second one, median and
+// quartiles over the pairs.
+struct bench_pair {
+    double ms[2], speed, q1_speed, q3_speed;
+    size_t pairs;
+};
+clattn_status bench_time_pair(const struct bench_work work[2], int32_t runs, struct bench_pair *r);
+
+// ---- ratio.c -----------------------------------------------------------------------------------
+
+// A row with each variant of --ratio beside the row itself. Adds the refused and the timed ones to
+// *results. Returns an exit status after messages.
+int bench_ratio(struct tool_session *s, const struct bench_options *opt,
+                const struct bench_item *item, struct libscols_table *table, int *results);
+
+// The table of variants, NULL with --json.
+struct libscols_table *bench_ratio_table(const struct bench_options *opt);
 
 // ---- softmax.c ---------------------------------------------------------------------------------
 
@@ -144,6 +248,10 @@ void bench_report_refuse(struct bench_report *report, const struct tool_session 
 // frees. Returns how many results there were.
 int bench_report_finish(struct bench_report *report, const struct tool_session *sessions,
                         int count);
+
+// What every JSON object of an item has.
+json_t *bench_json_item(const struct tool_session *s, const struct bench_item *item,
+                        const char *status);
 
 // One line on stderr that the next one overwrites, on a terminal only. NULL `what` removes it.
 void bench_progress(int done, int all, const char *what);

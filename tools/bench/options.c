@@ -10,9 +10,10 @@
 #include "lib/output.h"
 
 enum {
-    OPT_SHAPE, OPT_CASE, OPT_SWEEP, OPT_LIST, OPT_CAUSAL, OPT_ALGO, OPT_KERNEL, OPT_DEVICE,
-    OPT_SOFTMAX_ROWS, OPT_PLOT, OPT_THREADS, OPT_RUNS, OPT_JSON, OPT_CSV, OPT_HELP, OPT_VERSION,
-    OPT_COUNT
+    OPT_SHAPE, OPT_CASE, OPT_SWEEP, OPT_LIST, OPT_CAUSAL, OPT_WINDOW, OPT_MASK, OPT_BIAS, OPT_ALIBI,
+    OPT_SOFTCAP, OPT_SINKS, OPT_KV_LENS, OPT_PACKED, OPT_PAGE, OPT_DTYPE, OPT_KV_DTYPE, OPT_RATIO,
+    OPT_ALGO, OPT_KERNEL, OPT_DEVICE, OPT_SOFTMAX_ROWS, OPT_PLOT, OPT_THREADS, OPT_RUNS, OPT_JSON,
+    OPT_CSV, OPT_HELP, OPT_VERSION, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
@@ -21,6 +22,18 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_SWEEP] = {"sweep", 0, TOOL_ARG_REQUIRED, true},
     [OPT_LIST] = {"list", 0, TOOL_ARG_NONE, false},
     [OPT_CAUSAL] = {"causal", 0, TOOL_ARG_NONE, false},
+    [OPT_WINDOW] = {"window", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_MASK] = {"mask", 0, TOOL_ARG_OPTIONAL, false},
+    [OPT_BIAS] = {"bias", 0, TOOL_ARG_OPTIONAL, false},
+    [OPT_ALIBI] = {"alibi", 0, TOOL_ARG_NONE, false},
+    [OPT_SOFTCAP] = {"softcap", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_SINKS] = {"sinks", 0, TOOL_ARG_NONE, false},
+    [OPT_KV_LENS] = {"kv-lens", 0, TOOL_ARG_NONE, false},
+    [OPT_PACKED] = {"packed", 0, TOOL_ARG_NONE, false},
+    [OPT_PAGE] = {"page", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_DTYPE] = {"dtype", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_KV_DTYPE] = {"kv-dtype", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_RATIO] = {"ratio", 0, TOOL_ARG_REQUIRED, true},
     [OPT_ALGO] = {"algo", 0, TOOL_ARG_REQUIRED, false},
     [OPT_KERNEL] = {"kernel", 0, TOOL_ARG_REQUIRED, false},
     [OPT_DEVICE] = {"device", 0, TOOL_ARG_REQUIRED, true},
@@ -337,17 +350,33 @@ static int take_softmax_rows(struct bench_options *opt, const char *shown, const
 
 // ---- the command line --------------------------------------------------------------------------
 
+// The feature that an option adds to all rows; BENCH_PLAIN = none.
+static enum bench_feature feature_of(int index)
+{
+    static const enum bench_feature features[OPT_COUNT] = {
+        [OPT_CAUSAL] = BENCH_CAUSAL,   [OPT_WINDOW] = BENCH_WINDOW, [OPT_MASK] = BENCH_MASK,
+        [OPT_BIAS] = BENCH_BIAS,       [OPT_ALIBI] = BENCH_ALIBI,   [OPT_SOFTCAP] = BENCH_SOFTCAP,
+        [OPT_SINKS] = BENCH_SINKS,     [OPT_PACKED] = BENCH_PACKED, [OPT_PAGE] = BENCH_PAGE,
+        [OPT_KV_LENS] = BENCH_KV_LENS, [OPT_DTYPE] = BENCH_DTYPE,
+        [OPT_KV_DTYPE] = BENCH_KV_DTYPE};
+
+    return features[index];
+}
+
 static int take_option(void *user, int index, const char *shown, const char *value)
 {
     struct parser *parser = user;
     struct bench_options *opt = parser->opt;
+
+    if (feature_of(index))
+        return bench_take_feature(&opt->features, feature_of(index), shown, value, ',');
 
     switch (index) {
     case OPT_SHAPE: return take_shape(opt, shown, value);
     case OPT_CASE: return take_case(opt, shown, value);
     case OPT_SWEEP: return take_sweep(parser, shown, value);
     case OPT_LIST: opt->list = true; return 0;
-    case OPT_CAUSAL: opt->causal = true; return 0;
+    case OPT_RATIO: return bench_take_variants(opt, shown, value);
     case OPT_ALGO: return take_algos(opt, shown, value);
     case OPT_SOFTMAX_ROWS: return take_softmax_rows(opt, shown, value);
     case OPT_PLOT: opt->plot = value; return 0;
@@ -375,12 +404,9 @@ static int take_option(void *user, int index, const char *shown, const char *val
 // What is the same for all rows, and what follows from the rest.
 static void finish_row(const struct bench_options *opt, struct bench_row *row)
 {
-    struct tool_problem *p = &row->p;
-    const int32_t extent[4] = {p->batch, p->heads_q, p->len_q, p->len_kv};
+    const struct tool_problem *p = &row->p;
 
-    p->causal = p->causal || opt->causal;
-    for (int i = 0; i < 4; i++)
-        p->mask_extent[i] = row->mask_bcast & 1u << i ? 1 : extent[i];
+    bench_apply(&opt->features, row);
     row->softmax_rows = opt->softmax_rows ? opt->softmax_rows
                                           : (int64_t)p->batch * p->heads_q * p->len_q;
     row->softmax_len = opt->softmax_len ? opt->softmax_len : p->len_kv;
@@ -400,6 +426,22 @@ static int check_algos(const struct bench_options *opt)
     }
     if (opt->softmax_rows && !softmax)
         return tool_fail(TOOL_USE, "option --softmax-rows: --algo names no softmax");
+    return 0;
+}
+
+// Tables of variants are made for a terminal or as JSON.
+static int check_ratio(const struct bench_options *opt)
+{
+    if (!opt->variants)
+        return 0;
+    if (opt->csv || opt->plot)
+        return tool_fail(TOOL_USE, "option %s does not go with --ratio",
+                         opt->csv ? "--csv" : "--plot");
+    for (int i = 0; i < opt->algos; i++) {
+        if (opt->algo[i].softmax)
+            return tool_fail(TOOL_USE, "option --ratio does not go with --algo %s",
+                             opt->algo[i].name);
+    }
     return 0;
 }
 
@@ -437,6 +479,8 @@ int bench_options(int argc, char **argv, struct bench_options *opt)
         code = check_algos(opt);
     if (!code && opt->json && opt->csv)
         code = tool_fail(TOOL_USE, "option --csv does not go with --json");
+    if (!code)
+        code = check_ratio(opt);
     if (!code && opt->rows == 0) {
         take_shape(opt, "--shape", "1,8,8,2048,2048,64");
         if (!opt->plot)

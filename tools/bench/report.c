@@ -6,18 +6,20 @@
 #include <unistd.h>
 
 #include "bench/bench.h"
+#include "lib/dtype.h"
 #include "lib/output.h"
 
 enum {
-    COL_DEVICE, COL_CASE, COL_SHAPE, COL_CAUSAL, COL_MASK, COL_ALGO, COL_KERNEL, COL_TILE, COL_MS,
-    COL_QUARTILES, COL_MIN, COL_RUNS, COL_RATE, COL_PEAK, COL_PERCENT, COL_PAIRED, COL_GBS, COL_MB,
-    COL_WORKSPACE, COL_ERROR, COLUMNS
+    COL_DEVICE, COL_CASE, COL_SHAPE, COL_CAUSAL, COL_MASK, COL_TYPES, COL_FEATURES, COL_ALGO,
+    COL_KERNEL, COL_TILE, COL_MS, COL_QUARTILES, COL_MIN, COL_RUNS, COL_RATE, COL_PEAK, COL_PERCENT,
+    COL_PAIRED, COL_GBS, COL_MB, COL_WORKSPACE, COL_ERROR, COLUMNS
 };
 
 static const struct tool_column columns[COLUMNS] = {
     [COL_DEVICE] = {"DEVICE", true, false}, [COL_CASE] = {"CASE", false, false},
     [COL_SHAPE] = {"SHAPE", false, false}, [COL_CAUSAL] = {"CAUSAL", false, false},
-    [COL_MASK] = {"MASK", false, false}, [COL_ALGO] = {"ALGORITHM", false, false},
+    [COL_MASK] = {"MASK", false, false}, [COL_TYPES] = {"TYPES", false, false},
+    [COL_FEATURES] = {"FEATURES", false, false}, [COL_ALGO] = {"ALGORITHM", false, false},
     [COL_KERNEL] = {"KERNEL", false, false}, [COL_TILE] = {"TILE", false, false},
     [COL_MS] = {"MS", true, false}, [COL_QUARTILES] = {"QUARTILES", true, false},
     [COL_MIN] = {"MIN MS", true, false}, [COL_RUNS] = {"RUNS", true, false},
@@ -40,6 +42,23 @@ struct bench_report {
     int refusals;
 };
 
+// Those that have no column of their own.
+static void features_text(const struct tool_problem *p, char *text, size_t size)
+{
+    struct tool_problem other = *p;
+
+    other.causal = other.mask = false;
+    tool_features_text(&other, text, size);
+}
+
+static bool has_features(const struct tool_problem *p)
+{
+    char text[128];
+
+    features_text(p, text, sizeof text);
+    return strcmp(text, "none") != 0;
+}
+
 struct bench_report *bench_report_create(const struct bench_options *opt)
 {
     struct bench_report *report = calloc(1, sizeof *report);
@@ -50,11 +69,14 @@ struct bench_report *bench_report_create(const struct bench_options *opt)
         return NULL;
     report->opt = opt;
     for (int i = 0; i < COLUMNS; i++)
-        report->shown[i] = i != COL_DEVICE && i != COL_CASE && i != COL_MASK;
+        report->shown[i] = i > COL_CASE && (i < COL_MASK || i > COL_FEATURES);
     report->shown[COL_DEVICE] = opt->devices > 1;
     for (int i = 0; i < opt->rows; i++) {
         report->shown[COL_CASE] = report->shown[COL_CASE] || opt->row[i].name[0];
-        report->shown[COL_MASK] = report->shown[COL_MASK] || opt->row[i].p.mask;
+        const struct tool_problem *p = &opt->row[i].p;
+        report->shown[COL_MASK] = report->shown[COL_MASK] || p->mask;
+        report->shown[COL_TYPES] = report->shown[COL_TYPES] || p->dtype_q || p->dtype_kv;
+        report->shown[COL_FEATURES] = report->shown[COL_FEATURES] || has_features(p);
     }
     for (int i = 0; i < COLUMNS; i++) {
         if (report->shown[i])
@@ -99,8 +121,8 @@ static void device_text(const struct tool_session *s, char *text, size_t size)
 // Softmax has no tiles, and its operations are not counted.
 static void blank_of_softmax(char text[COLUMNS][96])
 {
-    static const int blank[] = {COL_CAUSAL, COL_MASK, COL_TILE, COL_RATE, COL_PEAK, COL_PERCENT,
-                                COL_PAIRED};
+    static const int blank[] = {COL_CAUSAL, COL_MASK, COL_TYPES, COL_FEATURES, COL_TILE, COL_RATE,
+                                COL_PEAK, COL_PERCENT, COL_PAIRED};
 
     for (size_t i = 0; i < sizeof blank / sizeof *blank; i++)
         snprintf(text[blank[i]], sizeof *text, "-");
@@ -135,6 +157,8 @@ static void add_line(struct bench_report *report, const struct tool_session *s,
     bench_item_text(item, text[COL_SHAPE], sizeof *text);
     snprintf(text[COL_CAUSAL], sizeof *text, "%s", row->p.causal ? "yes" : "no");
     snprintf(text[COL_MASK], sizeof *text, "%s", row->p.mask ? "yes" : "no");
+    tool_dtypes_text(&row->p, text[COL_TYPES], sizeof *text);
+    features_text(&row->p, text[COL_FEATURES], sizeof *text);
     snprintf(text[COL_ALGO], sizeof *text, "%s", info->algo_name);
     snprintf(text[COL_KERNEL], sizeof *text, "%s", info->kernel_name[0] ? info->kernel_name : "-");
     snprintf(text[COL_TILE], sizeof *text, "%dx%d", (int)info->tile_q, (int)info->tile_k);
@@ -178,9 +202,8 @@ static void keep_refusal(struct bench_report *report, const char *line)
 
 // ---- JSON and CSV ------------------------------------------------------------------------------
 
-// What every object of an item has.
-static json_t *json_item(const struct tool_session *s, const struct bench_item *item,
-                         const char *status)
+json_t *bench_json_item(const struct tool_session *s, const struct bench_item *item,
+                        const char *status)
 {
     const struct tool_problem *p = &item->p;
     const int32_t extents[] = {p->batch, p->heads_q, p->heads_kv, p->len_q, p->len_kv, p->dim_qk,
@@ -201,12 +224,8 @@ static json_t *json_item(const struct tool_session *s, const struct bench_item *
     json_object_set_new(o, "case", item->row->name[0] ? json_string(item->row->name) : json_null());
     json_object_set_new(o, "shape", shape);
     json_object_set_new(o, "dtype", json_string("f32"));
-    if (item->algo->softmax)
-        return o;
-    json_object_set_new(o, "causal", json_boolean(p->causal));
-    json_object_set_new(o, "mask", json_boolean(p->mask));
-    json_object_set_new(o, "align", json_string(tool_align_words[p->align]));
-    json_object_set_new(o, "layout", json_string(tool_layout_words[p->layout]));
+    if (!item->algo->softmax)
+        json_object_update_new(o, tool_json_features(p));
     return o;
 }
 
@@ -226,7 +245,7 @@ static void print_json(const struct tool_session *s, const struct bench_item *it
         {"percent_of_peak_paired", r->percent_paired, false},
         {"gbytes_per_s", gbytes_per_s(r), true}, {"max_error", r->max_error, true},
     };
-    json_t *o = json_item(s, item, "ok");
+    json_t *o = bench_json_item(s, item, "ok");
 
     json_object_set_new(o, "runs", json_integer((json_int_t)r->runs));
     json_object_set_new(o, "bytes", json_integer((json_int_t)r->bytes));
@@ -258,25 +277,31 @@ static void print_csv_item(struct bench_report *report, const struct tool_sessio
                            const struct bench_item *item, const char *algo)
 {
     const struct tool_problem *p = &item->p;
-    char text[512];
+    char text[512], features[128];
 
     if (!report->heading_done)
         puts("device,case,batch,heads_q,heads_kv,len_q,len_kv,dim_qk,dim_v,causal,mask,align,"
-             "layout,dtype,algo,kernel,tile_q,tile_k,ms,q1_ms,q3_ms,min_ms,max_ms,cpu_ms,runs,"
-             "gflops,peak_gflops,percent_of_peak,percent_of_peak_paired,bytes,gbytes_per_s,"
+             "layout,dtype,kv_dtype,features,algo,kernel,tile_q,tile_k,ms,q1_ms,q3_ms,min_ms,"
+             "max_ms,cpu_ms,runs,gflops,peak_gflops,percent_of_peak,percent_of_peak_paired,bytes,gbytes_per_s,"
              "max_error,workspace_bytes,status,reason");
     report->heading_done = true;
     tool_device_text(&s->device, text, sizeof text);
     print_quoted(text);
     printf(",%s,", item->row->name);
     if (item->algo->softmax)
-        printf(",,,%lld,%lld,,,,,,,f32,", (long long)item->row->softmax_rows,
+        printf(",,,%lld,%lld,,,,,,,f32,,,", (long long)item->row->softmax_rows,
                (long long)item->row->softmax_len);
     else
-        printf("%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%s,f32,", (int)p->batch, (int)p->heads_q,
+        printf("%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%s,%s,%s,", (int)p->batch, (int)p->heads_q,
                (int)p->heads_kv, (int)p->len_q, (int)p->len_kv, (int)p->dim_qk, (int)p->dim_v,
                (int)p->causal, (int)p->mask, tool_align_words[p->align],
-               tool_layout_words[p->layout]);
+               tool_layout_words[p->layout], tool_dtype_words[p->dtype_q],
+               tool_dtype_words[p->dtype_kv]);
+    features_text(p, features, sizeof features);
+    if (!item->algo->softmax) {
+        print_quoted(features);
+        putchar(',');
+    }
     printf("%s,", algo);
 }
 
@@ -317,7 +342,7 @@ void bench_report_refuse(struct bench_report *report, const struct tool_session 
     char device[16] = "", shape[96], line[1024];
 
     if (report->opt->json) {
-        json_t *o = json_item(s, item, "refused");
+        json_t *o = bench_json_item(s, item, "refused");
         json_object_set_new(o, "algo", json_string(item->algo->name));
         json_object_set_new(o, "reason", tool_json_text(reason));
         tool_json_print(o, true);

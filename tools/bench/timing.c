@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "bench/bench.h"
+#include "lib/dtype.h"
 
 static const double min_total_ms = 500.0;
 // Short runs share a pair of peaks, which take about ten milliseconds each.
@@ -11,23 +12,42 @@ static const double min_block_ms = 20.0;
 
 // ---- bytes -------------------------------------------------------------------------------------
 
-// Keys that are loaded for a tile whose last query is i: whole tiles of keys up to its last one.
-static double keys_of_tile(const struct tool_problem *p, int64_t i, int64_t tile_k)
+// Keys that are loaded for a tile of queries i to k: whole tiles of keys from its first one's first
+// to its last one's last.
+static double keys_of_tile(const struct tool_problem *p, const struct bench_sequence *s, int64_t i,
+                           int64_t k, int64_t tile_k)
 {
-    const int64_t off = p->align == CLATTN_ALIGN_TOP_LEFT ? 0 : (int64_t)p->len_kv - p->len_q;
-    int64_t keys = p->causal ? i + off + 1 : p->len_kv;
+    int64_t first, last, unused;
 
-    keys = keys > 0 ? (keys + tile_k - 1) / tile_k * tile_k : 0;
-    return (double)(keys < p->len_kv ? keys : p->len_kv);
+    bench_range(p, s, i, &first, &unused);
+    bench_range(p, s, k, &unused, &last);
+    if (last < first)
+        return 0;
+    const int64_t begin = first / tile_k * tile_k, end = (last / tile_k + 1) * tile_k;
+    return (double)((end < s->len_kv ? end : s->len_kv) - begin);
 }
 
-static double mask_bytes(const struct tool_problem *p)
+static double pair_bytes(bool used, const int32_t extent[4], size_t size)
 {
-    double bytes = p->mask ? 1 : 0;
+    double bytes = used ? (double)size : 0;
 
     for (int i = 0; i < 4; i++)
-        bytes *= p->mask_extent[i];
+        bytes *= extent[i];
     return bytes;
+}
+
+// Q and O of a query, K and V of a key, each of one head.
+static double query_bytes(const struct tool_problem *p)
+{
+    return (double)p->dim_qk * (double)tool_dtype_bytes(p->dtype_q) +
+           (double)p->dim_v * (double)tool_dtype_bytes(p->dtype_o);
+}
+
+static double key_bytes(const struct tool_problem *p)
+{
+    const double scales = p->dtype_kv == CLATTN_DTYPE_I8 ? 2 * sizeof(float) : 0;
+
+    return ((double)p->dim_qk + (double)p->dim_v) * (double)tool_dtype_bytes(p->dtype_kv) + scales;
 }
 
 double bench_bytes(const struct tool_problem *p, const clattn_plan_info *info)
@@ -36,18 +56,23 @@ double bench_bytes(const struct tool_problem *p, const clattn_plan_info *info)
         info->algo != CLATTN_ALGO_REFERENCE)
         return (double)p->batch * (double)info->bytes_moved;
     // A row is a query of one of the heads that share a key/value head.
-    const int64_t group = p->heads_q / p->heads_kv, rows = group * p->len_q;
+    const int64_t group = p->heads_q / p->heads_kv;
     const int64_t tile_q = info->tile_q > 0 ? info->tile_q : 1;
     const int64_t tile_k = info->tile_k > 0 ? info->tile_k : 1;
-    const double channels = (double)p->dim_qk + (double)p->dim_v;
-    const double heads_kv = (double)p->batch * (double)p->heads_kv;
-    double keys = 0, bytes = heads_kv * (double)rows * channels * sizeof(float);
+    double keys = 0, queries = 0;
 
-    for (int64_t row = 0; row < rows; row += tile_q) {
-        const int64_t last = row + tile_q < rows ? row + tile_q - 1 : rows - 1;
-        keys += keys_of_tile(p, last / group, tile_k);
+    for (int32_t b = 0; b < p->batch; b++) {
+        const struct bench_sequence s = bench_sequence(p, b);
+        const int64_t rows = group * s.len_q;
+        queries += (double)rows;
+        for (int64_t row = 0; row < rows; row += tile_q) {
+            const int64_t last = row + tile_q < rows ? row + tile_q - 1 : rows - 1;
+            keys += keys_of_tile(p, &s, row / group, last / group, tile_k);
+        }
     }
-    return bytes + heads_kv * keys * channels * sizeof(float) + mask_bytes(p);
+    return (double)p->heads_kv * (queries * query_bytes(p) + keys * key_bytes(p)) +
+           pair_bytes(p->mask, p->mask_extent, 1) +
+           pair_bytes(p->bias, p->bias_extent, tool_dtype_bytes(p->dtype_bias));
 }
 
 // ---- time --------------------------------------------------------------------------------------
@@ -143,4 +168,65 @@ clattn_status bench_time(struct tool_session *peak, const struct bench_work *wor
     }
     free(s);
     return st;
+}
+
+// ---- pairs -------------------------------------------------------------------------------------
+
+enum { PAIRS_MAX = 1000 };
+
+// As many runs as take min_block_ms or longer.
+static clattn_status time_runs(const struct bench_work *work, int runs, double *ms)
+{
+    clattn_status st = CLATTN_OK;
+    const double start = tool_now_ms();
+
+    for (int i = 0; st == CLATTN_OK && i < runs; i++)
+        st = work->run(work->user);
+    *ms = (tool_now_ms() - start) / runs;
+    return st;
+}
+
+static clattn_status runs_of_block(const struct bench_work *work, int *runs)
+{
+    double ms = 0;
+    clattn_status st = time_runs(work, 1, &ms);
+
+    // A second time, since the first run may have compiled or moved memory.
+    if (st == CLATTN_OK)
+        st = time_runs(work, 1, &ms);
+    *runs = ms < min_block_ms ? (int)fmin(min_block_ms / fmax(ms, 1e-3), 1e4) + 1 : 1;
+    return st;
+}
+
+// The first work before and after each block of the second: the mean of both stands against it, so
+// that a machine that grows slower or faster at a steady pace makes no difference.
+clattn_status bench_time_pair(const struct bench_work work[2], int32_t runs, struct bench_pair *r)
+{
+    double first[PAIRS_MAX + 1], second[PAIRS_MAX], speed[PAIRS_MAX];
+    int count[2];
+    size_t n = 0;
+
+    clattn_status st = runs_of_block(&work[0], &count[0]);
+    if (st == CLATTN_OK)
+        st = runs_of_block(&work[1], &count[1]);
+    const double start = tool_now_ms();
+    if (st == CLATTN_OK)
+        st = time_runs(&work[0], count[0], &first[0]);
+    while (st == CLATTN_OK && n < PAIRS_MAX &&
+           (n < (size_t)runs || tool_now_ms() - start < min_total_ms)) {
+        st = time_runs(&work[1], count[1], &second[n]);
+        if (st == CLATTN_OK)
+            st = time_runs(&work[0], count[0], &first[n + 1]);
+        speed[n] = 0.5 * (first[n] + first[n + 1]) / second[n];
+        n++;
+    }
+    if (st != CLATTN_OK)
+        return st;
+    r->pairs = n;
+    r->ms[0] = tool_median(first, n + 1);
+    r->ms[1] = tool_median(second, n);
+    r->speed = tool_median(speed, n); // sorts
+    r->q1_speed = quantile(speed, n, 0.25);
+    r->q3_speed = quantile(speed, n, 0.75);
+    return CLATTN_OK;
 }
