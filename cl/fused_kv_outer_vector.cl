@@ -15,7 +15,7 @@
 //   local memory: none. Private: q, o and the o before of DIM * TILE_Q floats each, and p of
 //   TILE_K * TILE_Q.
 //
-// Literals: those of vector_tile.clh. O is float32. Slots: CLA_SLOT_*; MASK only under
+// Literals: those of vector_tile.clh. Slots: CLA_SLOT_*; MASK only under
 // CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE; WORKSPACE, see vector_state.clh.
 //
 // Numerics: the first tile of keys writes O, m and l and reads none of them. A tile of rows whose
@@ -25,32 +25,28 @@
 
 #include "vector_state.clh"
 
-#if DTYPE_O != CLA_DTYPE_F32
-#error "fused_kv_outer_vector.cl: DTYPE_O must hold O between tiles of keys"
-#endif
-
 // s = maximum of these keys and those before (m), sum and weighted sum of these. Returns what the
 // weighted sum must be multiplied with.
-static inline float attend(struct sums *s, const ROWF *m, const ROWF *q,
-                           const struct cla_fwd_args *a, const struct tile_rows *rows,
-                           const struct key_tile *t, int j, struct mask_tile *mask,
-                           __global const uchar *mask_mem)
+static inline float attend(struct sums *s, const ROWF *m, const ROWF *q, const struct task *task,
+                           struct key_tile *t, struct mask_tile *mask)
 {
     bool careful = false;
     for (;;) {
+        float room[STAGE_FLOATS];
         ROWF p[PADDED_K * QV];
         ROWF f[QV];
         ROWI hidden[TILE_K * QV];
         clear(s);
         for (int v = 0; v < QV; ++v)
             s->m[v] = m[v];
-        if (!score_tile(p, q, a, rows, t, j, mask, mask_mem))
+        if (!score_tile(p, q, task, t, mask, room))
             return 1.0f;
         for (int c = 0; careful && c < t->keys * QV; ++c)
             hidden[c] = p[c] == (ROWF)(-INFINITY);
         absorb(p, f, s, t->keys);
         for (int c = 0; careful && c < t->keys * QV; ++c)
             p[c] *= careful_scale(TILE_K);
+        bring_values(t, task, room);
         if (careful)
             accumulate_visible(s->o, p, hidden, f, t);
         else
@@ -61,30 +57,54 @@ static inline float attend(struct sums *s, const ROWF *m, const ROWF *q,
     }
 }
 
+// O, m and l of the rows as the stores want them: O is divided already, so these are rows whose sum
+// is 1. Behind the last keys the sink comes in, whose share goes from all weights.
+static inline void finish_state(struct sums *s, struct state *st, const struct task *task)
+{
+    for (int v = 0; v < QV; ++v) {
+        s->m[v] = st->m[v];
+        s->l[v] = st->l[v];
+    }
+    if (st->last && (task->a->flags & CLA_FWD_HAS_SINKS)) {
+        add_sinks(s, task);
+        for (int v = 0; v < QV; ++v) {
+            const ROWI none = s->l[v] == (ROWF)(0.0f);
+            const ROWF share = none ? (ROWF)(1.0f) : st->l[v] / s->l[v];
+            for (int d = 0; d < DIM_V; ++d)
+                s->o[d * QV + v] *= share;
+        }
+    }
+    for (int v = 0; v < QV; ++v) {
+        s->m[v] = row_lse(s->m[v], s->l[v]);
+        s->l[v] = s->l[v] == (ROWF)(0.0f) ? (ROWF)(0.0f) : (ROWF)(1.0f);
+    }
+}
+
 // The hint keeps compilers from widening the kernel over work-items as well.
 __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel void
 fused_kv_outer_vector(FWD_PARAMS)
 {
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
     const int strips = (int)(get_global_size(0) / ((size_t)a.heads_kv * (size_t)a.batch));
     const long head = get_global_id(0) / strips; // of all batches
     const int strip = (int)(get_global_id(0) % strips);
     const int g = (int)(head % a.heads_kv), b = (int)(head / a.heads_kv);
+    enter_sequence(&a, &mem, b, g == 0 && strip == 0);
     const int begin = window_begin(&a, 0);
     const int end = window_end(&a, a.len_q - 1);
     // The first round is there also where there are no keys, since it writes O.
     const int rounds = max((int)(((long)end - begin + TILE_K - 1) / TILE_K), 1);
-    k_mem += tensor_at(&a.k, b, g, 0);
-    v_mem += tensor_at(&a.v, b, g, 0);
 
     for (int round = 0; round < rounds; ++round) {
         const int j = begin + round * TILE_K;
         const int n = min(TILE_K, end - j);
-        for (int tile = strip; tile < a.num_tiles; tile += strips) {
+        for (int tile = strip; (long)tile * TILE_Q < row_count(&a); tile += strips) {
             struct tile_rows rows;
             struct state st;
             find_rows(&rows, &a, g, (long)tile * TILE_Q);
             find_state(&st, &a, workspace, head, tile);
+            const struct task task = {&a, &mem, &rows, k_mem, v_mem, b, g};
             const int from = window_begin(&a, rows.query[0]);
             const int to = window_end(&a, rows.query[TILE_Q - 1]);
             const bool sees = from < to && from - j < n && j < to;
@@ -100,10 +120,10 @@ fused_kv_outer_vector(FWD_PARAMS)
                 ROWF q[DIM_QK * QV];
                 struct mask_tile mask;
                 struct key_tile t;
-                find_keys(&t, &a, k_mem, v_mem, j, min(n, to - j), to);
-                load_queries(q, &a, &rows, b, q_mem);
-                find_mask(&mask, &a, &rows, b);
-                unscale = attend(&s, st.m, q, &a, &rows, &t, j, &mask, mask_mem);
+                find_keys(&t, &task, j, min(n, to - j), to);
+                load_queries(q, &task, q_mem);
+                find_mask(&mask, &task);
+                unscale = attend(&s, st.m, q, &task, &t, &mask);
             } else {
                 clear(&s);
             }
@@ -112,19 +132,15 @@ fused_kv_outer_vector(FWD_PARAMS)
                 for (int d = 0; d < DIM_V * QV; ++d)
                     before[d] = (ROWF)(0.0f);
             else
-                load_output(before, &a, &rows, b, o_mem);
+                load_output(before, &st, &task, o_mem);
             add_sum(&st, &s);
             add_output(&s, &st, before, unscale);
             if (!st.last)
                 store_state(&st);
-            // O is divided already: to the stores, these are rows whose sum is 1.
-            for (int v = 0; v < QV; ++v) {
-                s.m[v] = row_lse(st.m[v], st.l[v]);
-                s.l[v] = st.l[v] == (ROWF)(0.0f) ? (ROWF)(0.0f) : (ROWF)(1.0f);
-            }
-            store_output(&s, &a, &rows, b, 1.0f, o_mem);
+            finish_state(&s, &st, &task);
+            keep_output(&s, &st, &task, o_mem);
             if (st.last && (a.flags & CLA_FWD_HAS_LSE))
-                store_lse(&s, &a, &rows, b, lse_mem);
+                store_lse(&s, &task, lse_mem);
         }
     }
 }

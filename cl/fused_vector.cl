@@ -24,24 +24,27 @@ __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel voi
 fused_vector(FWD_PARAMS)
 {
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
     struct place at;
     find_place(&at, &a, get_global_id(0));
+    enter_sequence(&a, &mem, at.b, at.g == 0 && at.first == 0);
+    if (at.first >= row_count(&a))
+        return;
     struct tile_rows rows;
     find_rows(&rows, &a, at.g, at.first);
+    const struct task task = {&a, &mem, &rows, k_mem, v_mem, at.b, at.g};
     const int j_begin = window_begin(&a, rows.query[0]);
     const int j_end = window_end(&a, rows.query[TILE_Q - 1]);
-    k_mem += tensor_at(&a.k, at.b, at.g, 0);
-    v_mem += tensor_at(&a.v, at.b, at.g, 0);
 
     ROWF q[DIM_QK * QV];
-    load_queries(q, &a, &rows, at.b, q_mem);
+    load_queries(q, &task, q_mem);
     struct mask_tile mask;
-    find_mask(&mask, &a, &rows, at.b);
+    find_mask(&mask, &task);
 
     struct sums total;
-    const bool careful =
-        sum_keys(&total, q, &a, &rows, k_mem, v_mem, j_begin, j_end, &mask, mask_mem);
-    store_output(&total, &a, &rows, at.b, careful ? careful_unscale(a.len_kv) : 1.0f, o_mem);
+    const bool careful = sum_keys(&total, q, &task, j_begin, j_end, &mask);
+    add_sinks(&total, &task);
+    store_output(&total, &task, careful ? careful_unscale(a.len_kv) : 1.0f, o_mem);
     if (a.flags & CLA_FWD_HAS_LSE)
-        store_lse(&total, &a, &rows, at.b, lse_mem);
+        store_lse(&total, &task, lse_mem);
 }

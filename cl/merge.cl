@@ -71,6 +71,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void merge(FWD_PARAMS)
 {
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
     __local float maxima[ITEMS];
     __local float sums[ITEMS];
     __local float weights[ITEMS];
@@ -79,6 +80,14 @@ void merge(FWD_PARAMS)
     const int sharers = min(parts, ITEMS); // items that have a part
     const long row = get_group_id(0);
     const long ml = part_ml_at(&a, row, 0);
+    const long place = row % rows_of_longest(&a);
+    const int g = (int)(row / rows_of_longest(&a) % a.heads_kv);
+    const int b = (int)(row / rows_of_longest(&a) / a.heads_kv);
+    enter_sequence(&a, &mem, b, false); // the kernel of the parts has reported what was clamped
+    if (place >= row_count(&a))
+        return;
+    const int head = row_head(&a, g, place);
+    const int query = row_query(&a, place);
 
     // The first part of an item stays in registers, so that few parts are read once.
     float m_first = -INFINITY;
@@ -98,7 +107,7 @@ void merge(FWD_PARAMS)
     for (int t = 0; t < sharers; ++t)
         m = max_of(maxima[t], m);
 
-    const float shift = shift_of(m);
+    float shift = shift_of(m);
     float l = l_first == 0.0f ? 0.0f : weight(m_first, shift) * l_first;
     for (int n = item + ITEMS; n < parts; n += ITEMS) {
         const float part = workspace[ml + 2L * n + 1];
@@ -110,6 +119,10 @@ void merge(FWD_PARAMS)
     l = 0.0f;
     for (int t = 0; t < sharers; ++t)
         l += sums[t];
+    if (a.flags & CLA_FWD_HAS_SINKS) {
+        add_sink(&m, &l, sinks_mem[a.sinks_offset + head]);
+        shift = shift_of(m);
+    }
 
     float4 out[ITEM_QUADS];
     bool any = false;
@@ -141,11 +154,6 @@ void merge(FWD_PARAMS)
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 
-    const long rows = row_count(&a);
-    const int g = (int)(row / rows % a.heads_kv);
-    const int b = (int)(row / rows / a.heads_kv);
-    const int head = row_head(&a, g, row % rows);
-    const int query = row_query(&a, row % rows);
     __global o_elem *o = o_mem + tensor_at(&a.o, b, head, query);
     for (int n = 0; n < ITEM_QUADS; ++n) {
         const int d = 4 * (item + n * ITEMS);

@@ -36,6 +36,10 @@
 #define ROW_LANES W
 #define MULADD fma
 
+// Keys of a tile may lie on several pages. Other rows are read once and where they are, whatever
+// their type: memory is what this kernel waits for.
+#define STAGED PAGED
+
 #include "abi.h"
 #include "dtype.clh"
 #include "address.clh"
@@ -44,6 +48,8 @@
 #include "score.clh"
 #include "sequence.clh"
 #include "split.clh"
+#include "vector_fold.clh"
+#include "vector_lanes.clh"
 
 #define SUMS (W > 8 ? W : 8) // accumulators of a block: enough to hide the latency of fma()
 #define BLOCK (SUMS / ROWS)
@@ -51,19 +57,11 @@
 #define FLUSH_TILES (8192 / TILE_K + 1)
 #define SCORE_VECS (TILE_K * ROWS / W)
 
-#ifdef HAS_PREFETCH
-#define PREFETCH(p, at)                                                                            \
-    __builtin_prefetch((const void *)((ulong)(p) + (ulong)(at) * sizeof(kv_elem)))
-#else
-#define PREFETCH(p, at)
-#endif
-#define LINE 16  // floats
+#define LINE (64 / (int)sizeof(kv_elem)) // elements
 #define AHEAD 16 // rows of K that are asked for before they are read
-
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
-#define LANES_LOAD PASTE(vload, W)
-#define LANES_STORE PASTE(vstore, W)
+#define STAGE_FLOATS (STAGED ? TILE_K * (DIM_QK > DIM_V ? DIM_QK : DIM_V) : 1)
+// Scales of int8 rows that are read where they are: K's multiply scores, V's the weights.
+#define SCALES_APART (DTYPE_KV == CLA_DTYPE_I8 && !STAGED)
 
 // In s, m and l, lane n belongs to row n % ROWS. m is the same in all lanes of a row, l is the part
 // of a lane. o is [vector of channels][row].
@@ -75,6 +73,8 @@ struct sums {
 
 struct few {
     int real;
+    int b;
+    int g;
     int query[ROWS];
     int head[ROWS];
     ROWI begin; // keys that a lane's row sees
@@ -82,8 +82,10 @@ struct few {
     ROWI key; // of a lane in the first vector of s
 };
 
-static inline void find_rows(struct few *t, const struct cla_fwd_args *a, int g, long first)
+static inline void find_rows(struct few *t, const struct cla_fwd_args *a, int b, int g, long first)
 {
+    t->b = b;
+    t->g = g;
     t->real = (int)min(row_count(a) - first, (long)ROWS);
     for (int r = 0; r < ROWS; ++r) {
         long row = first + min(r, t->real - 1);
@@ -97,70 +99,33 @@ static inline void find_rows(struct few *t, const struct cla_fwd_args *a, int g,
     }
 }
 
-// Lane n of the result is the sum of the lanes of t[n].
-static inline ROWF fold(const ROWF *t)
-{
-#if W == 16
-    float16 t8[8];
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-        t8[n] = (float16)(t[n].lo, t[n + 8].lo) + (float16)(t[n].hi, t[n + 8].hi);
-    float16 t4[4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-        t4[n] = (float16)(t8[n].s0123, t8[n + 4].s0123, t8[n].s89ab, t8[n + 4].s89ab) +
-                (float16)(t8[n].s4567, t8[n + 4].s4567, t8[n].scdef, t8[n + 4].scdef);
-    float16 t2[2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-        float16 x = t4[n];
-        float16 y = t4[n + 2];
-        t2[n] = (float16)(x.s01, y.s01, x.s45, y.s45, x.s89, y.s89, x.scd, y.scd) +
-                (float16)(x.s23, y.s23, x.s67, y.s67, x.sab, y.sab, x.sef, y.sef);
-    }
-    return (float16)(t2[0].s0, t2[1].s0, t2[0].s2, t2[1].s2, t2[0].s4, t2[1].s4, t2[0].s6, t2[1].s6,
-                     t2[0].s8, t2[1].s8, t2[0].sa, t2[1].sa, t2[0].sc, t2[1].sc, t2[0].se,
-                     t2[1].se) +
-           (float16)(t2[0].s1, t2[1].s1, t2[0].s3, t2[1].s3, t2[0].s5, t2[1].s5, t2[0].s7, t2[1].s7,
-                     t2[0].s9, t2[1].s9, t2[0].sb, t2[1].sb, t2[0].sd, t2[1].sd, t2[0].sf,
-                     t2[1].sf);
-#elif W == 8
-    float8 t4[4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-        t4[n] = (float8)(t[n].lo, t[n + 4].lo) + (float8)(t[n].hi, t[n + 4].hi);
-    float8 t2[2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-        t2[n] = (float8)(t4[2 * n].s01, t4[2 * n + 1].s01, t4[2 * n].s45, t4[2 * n + 1].s45) +
-                (float8)(t4[2 * n].s23, t4[2 * n + 1].s23, t4[2 * n].s67, t4[2 * n + 1].s67);
-    return (float8)(t2[0].s02, t2[1].s02, t2[0].s46, t2[1].s46) +
-           (float8)(t2[0].s13, t2[1].s13, t2[0].s57, t2[1].s57);
-#else
-    float4 x = (float4)(t[0].s01, t[1].s01) + (float4)(t[0].s23, t[1].s23);
-    float4 y = (float4)(t[2].s01, t[3].s01) + (float4)(t[2].s23, t[3].s23);
-    return (float4)(x.s02, y.s02) + (float4)(x.s13, y.s13);
-#endif
-}
-
 // Vector c of a row of `dim` elements, a constant. The last one starts early where dim is no
 // multiple of W, so that nothing behind the row is read.
 #define VEC_AT(c, dim) ((c) * W + W <= (dim) || (dim) < W ? (c) * W : (dim)-W)
 
-static inline ROWF load_vec(__global const float *row, int c, const int dim)
+static inline ROWF load_vec(kv_row row, int c, const int dim)
 {
     if (dim >= W)
-        return LANES_LOAD(0, row + VEC_AT(c, dim));
+        return LANES_KV_AT(row + VEC_AT(c, dim));
     ROWF x = (ROWF)(0.0f);
     for (int d = 0; d < min(dim, W); ++d)
-        ((float *)&x)[d] = row[d];
+        ((float *)&x)[d] = KV_AT(row, d);
     return x;
 }
 
-// The last vector with 0 in place of the elements that the one before has too.
-static inline ROWF load_rest(__global const float *row, const int dim)
+static inline ROWF load_query_vec(__global const q_elem *row, int c, const int dim)
 {
-    ROWF x = load_vec(row, VECS(dim) - 1, dim);
+    if (dim >= W)
+        return LANES_LOAD_Q(row + VEC_AT(c, dim));
+    ROWF x = (ROWF)(0.0f);
+    for (int d = 0; d < min(dim, W); ++d)
+        ((float *)&x)[d] = LOAD_Q(row, d);
+    return x;
+}
+
+// The last vector of a row with 0 in place of the elements that the one before has too.
+static inline ROWF rest_of(ROWF x, const int dim)
+{
     for (int n = 0; dim > W && n < W - dim % W; ++n)
         ((float *)&x)[n] = 0.0f;
     return x;
@@ -168,37 +133,54 @@ static inline ROWF load_rest(__global const float *row, const int dim)
 
 // q[vector][row] = scale * Q.
 static inline void load_queries(ROWF *q, const struct cla_fwd_args *a, const struct few *rows,
-                                int b, __global const q_elem *mem)
+                                __global const q_elem *mem)
 {
     for (int r = 0; r < ROWS; ++r) {
-        __global const q_elem *row = mem + tensor_at(&a->q, b, rows->head[r], rows->query[r]);
+        __global const q_elem *row = mem + tensor_at(&a->q, rows->b, rows->head[r], rows->query[r]);
         for (int c = 0; c < DIM_QK / W; ++c)
-            q[c * ROWS + r] = SCALE_QUERY(a, load_vec(row, c, DIM_QK));
+            q[c * ROWS + r] = SCALE_QUERY(a, load_query_vec(row, c, DIM_QK));
         if (DIM_QK % W != 0)
-            q[DIM_QK / W * ROWS + r] = SCALE_QUERY(a, load_rest(row, DIM_QK));
+            q[DIM_QK / W * ROWS + r] =
+                SCALE_QUERY(a, rest_of(load_query_vec(row, VECS(DIM_QK) - 1, DIM_QK), DIM_QK));
     }
 }
 
 // Keys j..j+keys-1 of one (batch, key head).
 struct key_tile {
-    __global const kv_elem *k;
-    __global const kv_elem *v;
+    kv_row k;
+    kv_row v;
     long k_stride;
     long v_stride;
     int keys;
 };
+
+static inline void find_keys(struct key_tile *t, const struct cla_fwd_args *a,
+                             const struct fwd_mem *mem, const struct few *rows,
+                             __global const kv_elem *k, __global const kv_elem *v, int j, int n)
+{
+    t->keys = n;
+#if STAGED
+    t->k_stride = DIM_QK;
+    t->v_stride = DIM_V;
+#else
+    t->k = k + key_at(a, mem, &a->k, rows->b, rows->g, j);
+    t->v = v + key_at(a, mem, &a->v, rows->b, rows->g, j);
+    t->k_stride = a->k.stride_s;
+    t->v_stride = a->v.stride_s;
+#endif
+}
 
 // s = Q * K. A block that reaches over the end repeats the last key. Asks for the rows of V that
 // are needed next, and for those of K a little ahead.
 static inline void score(ROWF *s, const ROWF *q, const struct key_tile *t)
 {
     for (int j = 0; j < t->keys; j += BLOCK) {
-        __global const kv_elem *row[BLOCK];
+        kv_row row[BLOCK];
         ROWF sum[SUMS];
 #pragma unroll
         for (int n = 0; n < BLOCK; ++n) {
             row[n] = t->k + min(j + n, t->keys - 1) * t->k_stride;
-#ifdef HAS_PREFETCH
+#if defined(HAS_PREFETCH) && !STAGED
 #pragma unroll
             for (int d = 0; d < DIM_QK; d += LINE)
                 PREFETCH(t->k, (j + n + AHEAD) * t->k_stride + d);
@@ -214,7 +196,7 @@ static inline void score(ROWF *s, const ROWF *q, const struct key_tile *t)
         for (int c = 0; c < DIM_QK / W; ++c) {
 #pragma unroll
             for (int n = 0; n < BLOCK; ++n) {
-                ROWF x = LANES_LOAD(c, row[n]);
+                ROWF x = LANES_KV_AT(row[n] + c * W);
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     sum[n * ROWS + r] = fma(x, q[c * ROWS + r], sum[n * ROWS + r]);
@@ -223,7 +205,7 @@ static inline void score(ROWF *s, const ROWF *q, const struct key_tile *t)
 #if DIM_QK % W != 0
 #pragma unroll
         for (int n = 0; n < BLOCK; ++n) {
-            ROWF x = load_rest(row[n], DIM_QK);
+            ROWF x = rest_of(load_vec(row[n], VECS(DIM_QK) - 1, DIM_QK), DIM_QK);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 sum[n * ROWS + r] = fma(x, q[DIM_QK / W * ROWS + r], sum[n * ROWS + r]);
@@ -235,13 +217,83 @@ static inline void score(ROWF *s, const ROWF *q, const struct key_tile *t)
     }
 }
 
-// Scale, window and mask. Lanes behind the last key are hidden too.
-static inline void hide(ROWF *s, const struct cla_fwd_args *a, const struct few *rows, int b, int j,
-                        int n, __global const uchar *mask)
+#if SCALES_APART
+// x *= the scale of each lane's key.
+static inline void multiply_scales(ROWF *x, __global const float *scale, long stride, int n)
+{
+    ROWF factor[SCORE_VECS];
+    const int lanes = (n * ROWS + W - 1) / W * W;
+    for (int c = 0; c < lanes; ++c)
+        ((float *)factor)[c] = scale[min(c / ROWS, n - 1) * stride];
+    for (int c = 0; c < lanes / W; ++c)
+        x[c] *= factor[c];
+}
+#endif
+
+#if MASK_KIND == CLA_MASK_GENERAL
+// Soft-cap, ALiBi and bias of the scores with the keys j..j+n-1.
+static inline void change_scores(ROWF *s, const struct cla_fwd_args *a, const struct few *rows,
+                                 const struct fwd_mem *mem, int j, int n)
 {
     const int vecs = (n * ROWS + W - 1) / W;
+    const float inverse = cap_inverse(a->softcap);
+    for (int c = 0; a->softcap > 0.0f && c < vecs; ++c)
+        s[c] = cap_score(s[c], a->softcap, inverse);
+    if (a->flags & CLA_FWD_HAS_ALIBI) {
+        ROWF slope;
+        ROWI stand;
+        for (int c = 0; c < W; ++c) {
+            const int r = c % ROWS;
+            ((float *)&slope)[c] =
+                mem->alibi[a->alibi_offset + rows->b * a->alibi_stride_b + rows->head[r]];
+            ((int *)&stand)[c] = rows->query[r] + a->off;
+        }
+        for (int c = 0; c < vecs; ++c)
+            s[c] = alibi_score(s[c], slope, TO_ROWF(stand - (rows->key + j + c * (W / ROWS))));
+    }
+    if (!(a->flags & CLA_FWD_HAS_BIAS))
+        return;
+    ROWF bias[SCORE_VECS];
+    for (int c = n * ROWS; c < vecs * W; ++c)
+        ((float *)bias)[c] = 0.0f; // lanes behind the last key
+    for (int r = 0; r < ROWS; ++r) {
+        const long row =
+            bias_at(a, rows->b, rows->head[r], rows->query[r]) + j * a->bias.stride_k;
+        for (int c = 0; c < n; ++c)
+            ((float *)bias)[c * ROWS + r] = load_bias(a, mem->bias, row + c * a->bias.stride_k);
+    }
+    for (int c = 0; c < vecs; ++c)
+        s[c] = bias_score(s[c], bias[c]);
+}
+
+// -INFINITY where the boolean mask hides.
+static inline void hide_masked(ROWF *s, const struct cla_fwd_args *a, const struct few *rows,
+                               __global const uchar *mask, int j, int n)
+{
+    for (int r = 0; r < ROWS; ++r) {
+        __global const uchar *row =
+            mask + mask_at(a, rows->b, rows->head[r], rows->query[r]) + j * a->mask.stride_k;
+        for (int c = 0; c < n; ++c)
+            if (!row[c * a->mask.stride_k])
+                ((float *)s)[c * ROWS + r] = -INFINITY;
+    }
+}
+#endif
+
+// From dot products with the keys j..j+n-1 to scores. Lanes behind the last key are hidden too.
+static inline void finish_scores(ROWF *s, const struct cla_fwd_args *a, const struct few *rows,
+                                 const struct fwd_mem *mem, int j, int n)
+{
+    const int vecs = (n * ROWS + W - 1) / W;
+#if SCALES_APART
+    multiply_scales(s, mem->k_scale + key_at(a, mem, &a->k_scale, rows->b, rows->g, j),
+                    a->k_scale.stride_s, n);
+#endif
     for (int c = 0; IS_SCORE_SCALED(a) && c < vecs; ++c)
         s[c] = SCALE_SCORE(a, s[c]);
+#if MASK_KIND == CLA_MASK_GENERAL
+    change_scores(s, a, rows, mem, j, n);
+#endif
     if (n != TILE_K || !window_full(a, rows->query[0], rows->query[ROWS - 1], j, j + n)) {
         ROWI begin = rows->begin - j;
         ROWI end = min(rows->end - j, (ROWI)(n));
@@ -251,15 +303,8 @@ static inline void hide(ROWF *s, const struct cla_fwd_args *a, const struct few 
         }
     }
 #if MASK_KIND == CLA_MASK_GENERAL
-    if (!(a->flags & CLA_FWD_HAS_MASK))
-        return;
-    for (int r = 0; r < ROWS; ++r) {
-        __global const uchar *row =
-            mask + mask_at(a, b, rows->head[r], rows->query[r]) + j * a->mask.stride_k;
-        for (int c = 0; c < n; ++c)
-            if (!row[c * a->mask.stride_k])
-                ((float *)s)[c * ROWS + r] = -INFINITY;
-    }
+    if (a->flags & CLA_FWD_HAS_MASK)
+        hide_masked(s, a, rows, mem->mask, j, n);
 #endif
 }
 
@@ -277,8 +322,7 @@ static inline ROWF join_maxima(ROWF x)
 }
 
 // Scores to weights, in place; m and l take the tile in. Returns the factor of the sums before it.
-// In a careful pass weights are scaled down, and a hidden pair becomes -1, which no weight is.
-static inline ROWF absorb(ROWF *s, struct sums *sum, int vecs, bool careful, float scale)
+static inline ROWF absorb(ROWF *s, struct sums *sum, int vecs)
 {
     ROWF m = sum->m;
     for (int c = 0; c < vecs; ++c)
@@ -287,11 +331,8 @@ static inline ROWF absorb(ROWF *s, struct sums *sum, int vecs, bool careful, flo
     const ROWF shift = shift_of(m);
     ROWF l = (ROWF)(0.0f);
     for (int c = 0; c < vecs; ++c) {
-        ROWF p = weight(s[c], shift);
-        l += p;
-        if (careful)
-            p = s[c] == (ROWF)(-INFINITY) ? (ROWF)(-1.0f) : p * scale;
-        s[c] = p;
+        s[c] = weight(s[c], shift);
+        l += s[c];
     }
     const ROWF f = weight(sum->m, shift);
     sum->l = fma(sum->l, f, l);
@@ -307,7 +348,7 @@ static inline void accumulate_block(ROWF *o, const float *p, const float *f,
 #pragma unroll
     for (int n = 0; n < cols * ROWS; ++n)
         sum[n] = (ROWF)(0.0f);
-    __global const kv_elem *val = t->v + VEC_AT(c, DIM_V);
+    kv_row val = t->v + VEC_AT(c, DIM_V);
 #pragma unroll 2
     for (int j = 0; j < t->keys; ++j) {
         ROWF w[ROWS];
@@ -317,7 +358,7 @@ static inline void accumulate_block(ROWF *o, const float *p, const float *f,
 #pragma unroll
         for (int n = 0; n < cols; ++n) {
             ROWF x = DIM_V < W ? load_vec(val + j * t->v_stride, 0, DIM_V)
-                               : LANES_LOAD(n, val + j * t->v_stride);
+                               : LANES_KV_AT(val + j * t->v_stride + n * W);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 sum[n * ROWS + r] = fma(x, w[r], sum[n * ROWS + r]);
@@ -340,15 +381,15 @@ static inline void accumulate(ROWF *o, const float *p, const float *f, const str
 }
 
 // The same without the hidden pairs, whose V may be anything.
-static inline void accumulate_visible(ROWF *o, const float *p, const float *f,
+static inline void accumulate_visible(ROWF *o, const float *p, const int *hidden, const float *f,
                                       const struct key_tile *t)
 {
     for (int n = 0; n < VECS(DIM_V) * ROWS; ++n) {
         ROWF sum = (ROWF)(0.0f);
         for (int j = 0; j < t->keys; ++j) {
-            const float w = p[j * ROWS + n % ROWS];
-            if (w != -1.0f)
-                sum = fma(load_vec(t->v + j * t->v_stride, n / ROWS, DIM_V), (ROWF)(w), sum);
+            const int at = j * ROWS + n % ROWS;
+            if (!hidden[at])
+                sum = fma(load_vec(t->v + j * t->v_stride, n / ROWS, DIM_V), (ROWF)(p[at]), sum);
         }
         o[n] = fma(o[n], (ROWF)(f[n % ROWS]), sum);
     }
@@ -392,9 +433,22 @@ static inline float row_sum(const struct sums *s, int r)
     return l;
 }
 
-// O of row r, finished, to `mem`.
-static inline void store_row(__global float *mem, const struct sums *s, int r, float l,
+// O of row r, finished, to `mem`, and to the workspace.
+static inline void store_row(__global o_elem *mem, const struct sums *s, int r, float l,
                              float unscale)
+{
+    for (int c = 0; c < VECS(DIM_V); ++c) {
+        ROWF x = row_output(s->o[c * ROWS + r], (ROWF)(l), unscale);
+        if (DIM_V >= W)
+            LANES_STORE_O(x, mem + VEC_AT(c, DIM_V));
+        else
+            for (int d = 0; d < min(DIM_V, W); ++d)
+                STORE_O(mem, d, ((float *)&x)[d]);
+    }
+}
+
+static inline void store_part_row(__global float *mem, const struct sums *s, int r, float l,
+                                  float unscale)
 {
     for (int c = 0; c < VECS(DIM_V); ++c) {
         ROWF x = row_output(s->o[c * ROWS + r], (ROWF)(l), unscale);
@@ -407,16 +461,20 @@ static inline void store_row(__global float *mem, const struct sums *s, int r, f
 }
 
 static inline void store_rows(const struct sums *s, const struct cla_fwd_args *a,
-                              const struct few *rows, int b, float unscale, __global o_elem *o,
+                              const struct few *rows, float unscale,
+                              __global const float *sinks, __global o_elem *o,
                               __global float *lse)
 {
     for (int r = 0; r < rows->real; ++r) {
-        const float l = row_sum(s, r);
-        store_row(o + tensor_at(&a->o, b, rows->head[r], rows->query[r]), s, r, l, unscale);
-        if (a->flags & CLA_FWD_HAS_LSE) {
-            ROWF x = row_lse((ROWF)(((const float *)&s->m)[r]), (ROWF)(l));
-            lse[lse_at(a, b, rows->head[r], rows->query[r])] = x.s0;
-        }
+        const int head = rows->head[r];
+        ROWF m = (ROWF)(((const float *)&s->m)[r]);
+        ROWF l = (ROWF)(row_sum(s, r));
+        float factor = unscale;
+        if (a->flags & CLA_FWD_HAS_SINKS)
+            factor *= add_sink(&m, &l, (ROWF)(sinks[a->sinks_offset + head])).s0;
+        store_row(o + tensor_at(&a->o, rows->b, head, rows->query[r]), s, r, l.s0, factor);
+        if (a->flags & CLA_FWD_HAS_LSE)
+            lse[lse_at(a, rows->b, head, rows->query[r])] = row_lse(m, l).s0;
     }
 }
 
@@ -427,7 +485,7 @@ static inline void store_part(const struct sums *s, const struct cla_fwd_args *a
     for (int r = 0; r < real; ++r) {
         const float l = row_sum(s, r);
         __global float *ml = workspace + part_ml_at(a, first + r, part);
-        store_row(workspace + part_o_at(a, first + r, part), s, r, l, unscale);
+        store_part_row(workspace + part_o_at(a, first + r, part), s, r, l, unscale);
         ml[0] = ((const float *)&s->m)[r];
         ml[1] = l;
     }
@@ -438,23 +496,25 @@ __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel voi
 split_kv_few(FWD_PARAMS)
 {
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
     const long id = get_global_id(0);
     const int part = part_of(&a, id);
     const long head = whole_id(&a, id) / a.num_tiles;
     const int g = (int)(head % a.heads_kv);
     const int b = (int)(head / a.heads_kv);
     const long first = (a.num_tiles - 1 - id % a.num_tiles) * ROWS;
+    enter_sequence(&a, &mem, b, g == 0 && first == 0 && part == 0);
+    if (first >= row_count(&a))
+        return;
     struct few rows;
-    find_rows(&rows, &a, g, first);
+    find_rows(&rows, &a, b, g, first);
     int j_begin = window_begin(&a, rows.query[0]);
     int j_end = window_end(&a, rows.query[ROWS - 1]);
     cut_keys(&j_begin, &j_end, &a, part);
-    k_mem += tensor_at(&a.k, b, g, 0);
-    v_mem += tensor_at(&a.v, b, g, 0);
 
     ROWF q[VECS(DIM_QK) * ROWS];
     if (j_begin < j_end)
-        load_queries(q, &a, &rows, b, q_mem);
+        load_queries(q, &a, &rows, q_mem);
 
     struct sums total;
     bool careful = false;
@@ -465,14 +525,35 @@ split_kv_few(FWD_PARAMS)
         int tiles = 0, n;
         for (int j = j_begin; j < j_end; j += n) {
             n = min(TILE_K, j_end - j);
-            const struct key_tile t = {k_mem + j * a.k.stride_s, v_mem + j * a.v.stride_s,
-                                       a.k.stride_s, a.v.stride_s, n};
+            struct key_tile t;
+            float room[STAGE_FLOATS];
             ROWF p[SCORE_VECS];
+            const int vecs = (n * ROWS + W - 1) / W;
+            find_keys(&t, &a, &mem, &rows, k_mem, v_mem, j, n);
+#if STAGED
+            const struct rows_of_keys k_rows = {&a.k, k_mem, &a.k_scale, mem.k_scale, b, g};
+            const struct rows_of_keys v_rows = {&a.v, v_mem, &a.v_scale, mem.v_scale, b, g};
+            stage(room, &a, &mem, &k_rows, j, n, DIM_QK);
+            t.k = t.v = room;
+#endif
             score(p, q, &t);
-            hide(p, &a, &rows, b, j, n, mask_mem);
-            const ROWF f = absorb(p, &s, (n * ROWS + W - 1) / W, careful, careful_scale(a.len_kv));
+            finish_scores(p, &a, &rows, &mem, j, n);
+            ROWI hidden[SCORE_VECS];
+            for (int c = 0; careful && c < vecs; ++c)
+                hidden[c] = p[c] == (ROWF)(-INFINITY);
+            const ROWF f = absorb(p, &s, vecs);
+            for (int c = 0; careful && c < vecs; ++c)
+                p[c] *= careful_scale(a.len_kv);
+#if SCALES_APART
+            multiply_scales(p, mem.v_scale + key_at(&a, &mem, &a.v_scale, b, g, j),
+                            a.v_scale.stride_s, n);
+#endif
+#if STAGED
+            stage(room, &a, &mem, &v_rows, j, n, DIM_V);
+#endif
             if (careful)
-                accumulate_visible(s.o, (const float *)p, (const float *)&f, &t);
+                accumulate_visible(s.o, (const float *)p, (const int *)hidden, (const float *)&f,
+                                   &t);
             else
                 accumulate(s.o, (const float *)p, (const float *)&f, &t);
             if (++tiles % FLUSH_TILES == 0)
@@ -487,5 +568,5 @@ split_kv_few(FWD_PARAMS)
     if (a.num_splits > 1)
         store_part(&total, &a, rows.real, part_row(&a, b, g, first), part, unscale, workspace);
     else
-        store_rows(&total, &a, &rows, b, unscale, o_mem, lse_mem);
+        store_rows(&total, &a, &rows, unscale, mem.sinks, o_mem, lse_mem);
 }

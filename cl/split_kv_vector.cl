@@ -44,33 +44,36 @@ __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel voi
 split_kv_vector(FWD_PARAMS)
 {
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
     const long id = get_global_id(0);
     const int part = part_of(&a, id);
     struct place at;
     find_place(&at, &a, whole_id(&a, id));
+    enter_sequence(&a, &mem, at.b, at.g == 0 && at.first == 0 && part == 0);
+    if (at.first >= row_count(&a))
+        return;
     struct tile_rows rows;
     find_rows(&rows, &a, at.g, at.first);
+    const struct task task = {&a, &mem, &rows, k_mem, v_mem, at.b, at.g};
     int j_begin = window_begin(&a, rows.query[0]);
     int j_end = window_end(&a, rows.query[TILE_Q - 1]);
     cut_keys(&j_begin, &j_end, &a, part);
-    k_mem += tensor_at(&a.k, at.b, at.g, 0);
-    v_mem += tensor_at(&a.v, at.b, at.g, 0);
 
     ROWF q[DIM_QK * QV];
     if (j_begin < j_end)
-        load_queries(q, &a, &rows, at.b, q_mem);
+        load_queries(q, &task, q_mem);
     struct mask_tile mask;
-    find_mask(&mask, &a, &rows, at.b);
+    find_mask(&mask, &task);
 
     struct sums total;
-    const bool careful =
-        sum_keys(&total, q, &a, &rows, k_mem, v_mem, j_begin, j_end, &mask, mask_mem);
+    const bool careful = sum_keys(&total, q, &task, j_begin, j_end, &mask);
     const float unscale = careful ? careful_unscale(a.len_kv) : 1.0f;
     if (a.num_splits > 1) {
         store_part(&total, &a, &rows, part_row(&a, at.b, at.g, at.first), part, unscale, workspace);
         return;
     }
-    store_output(&total, &a, &rows, at.b, unscale, o_mem);
+    add_sinks(&total, &task);
+    store_output(&total, &task, unscale, o_mem);
     if (a.flags & CLA_FWD_HAS_LSE)
-        store_lse(&total, &a, &rows, at.b, lse_mem);
+        store_lse(&total, &task, lse_mem);
 }

@@ -17,25 +17,26 @@
 // everywhere goes through loop 2 once more, with the hidden pairs left out one by one and half the
 // weights, so that a mean of V near FLT_MAX stays finite on the way.
 
-#include "vector_tile.clh"
+#include "vector_mask.clh"
 
 // m and l of all keys.
 static inline void find_sums(struct sums *total, struct sums *s, const ROWF *q,
-                             const struct cla_fwd_args *a, const struct tile_rows *rows,
-                             __global const kv_elem *k, int j_begin, int j_end,
-                             struct mask_tile *mask, __global const uchar *mask_mem)
+                             const struct task *task, int j_begin, int j_end,
+                             struct mask_tile *mask)
 {
     int tiles = 0, n;
     clear(total);
     clear(s);
     for (int j = j_begin; j < j_end; j += n) {
         n = min(TILE_K, j_end - j);
-        // In the place of V, whose lines are not asked for yet, K again.
-        __global const kv_elem *first = k + j * a->k.stride_s;
-        const struct key_tile t = {first, first, a->k.stride_s, a->k.stride_s, n, j_end - j};
+        struct key_tile t;
+        float room[STAGE_FLOATS];
+        find_keys(&t, task, j, n, j_end);
+        t.v = t.k; // whose lines are not asked for yet
+        t.v_stride = t.k_stride;
         ROWF p[PADDED_K * QV];
         ROWF f[QV];
-        if (!score_tile(p, q, a, rows, &t, j, mask, mask_mem))
+        if (!score_tile(p, q, task, &t, mask, room))
             continue;
         absorb(p, f, s, n);
         if (++tiles % FLUSH_TILES == 0)
@@ -66,23 +67,29 @@ __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(ROWF))) __kernel voi
 two_loop_vector(FWD_PARAMS)
 {
     struct cla_fwd_args a = args;
+    FWD_MEM(mem);
     struct place at;
     find_place(&at, &a, get_global_id(0));
+    enter_sequence(&a, &mem, at.b, at.g == 0 && at.first == 0);
+    if (at.first >= row_count(&a))
+        return;
     struct tile_rows rows;
     find_rows(&rows, &a, at.g, at.first);
+    const struct task task = {&a, &mem, &rows, k_mem, v_mem, at.b, at.g};
     const int j_begin = window_begin(&a, rows.query[0]);
     const int j_end = window_end(&a, rows.query[TILE_Q - 1]);
-    k_mem += tensor_at(&a.k, at.b, at.g, 0);
-    v_mem += tensor_at(&a.v, at.b, at.g, 0);
 
     ROWF q[DIM_QK * QV];
-    load_queries(q, &a, &rows, at.b, q_mem);
+    load_queries(q, &task, q_mem);
     struct mask_tile mask;
-    find_mask(&mask, &a, &rows, at.b);
+    find_mask(&mask, &task);
 
     struct sums total;
     struct sums s;
-    find_sums(&total, &s, q, &a, &rows, k_mem, j_begin, j_end, &mask, mask_mem);
+    find_sums(&total, &s, q, &task, j_begin, j_end, &mask);
+    add_sinks(&total, &task);
+    for (int v = 0; v < QV; ++v)
+        s.m[v] = total.m[v]; // of flush(), which now finds the final maximum
 
     ROWF one[QV];
     for (int v = 0; v < QV; ++v)
@@ -95,14 +102,16 @@ two_loop_vector(FWD_PARAMS)
         for (int j = j_begin; j < j_end; j += n) {
             n = min(TILE_K, j_end - j);
             struct key_tile t;
-            find_keys(&t, &a, k_mem, v_mem, j, n, j_end);
+            find_keys(&t, &task, j, n, j_end);
+            float room[STAGE_FLOATS];
             ROWF p[PADDED_K * QV];
-            if (!score_tile(p, q, &a, &rows, &t, j, &mask, mask_mem))
+            if (!score_tile(p, q, &task, &t, &mask, room))
                 continue;
             ROWI hidden[TILE_K * QV];
             for (int c = 0; careful && c < n * QV; ++c)
                 hidden[c] = p[c] == (ROWF)(-INFINITY);
             finish_weights(p, &total, careful ? 0.5f : 1.0f, n);
+            bring_values(&t, &task, room);
             if (careful)
                 accumulate_visible(s.o, p, hidden, one, &t);
             else
@@ -120,7 +129,7 @@ two_loop_vector(FWD_PARAMS)
         total.m[v] = row_lse(total.m[v], total.l[v]);
         total.l[v] = total.l[v] == (ROWF)(0.0f) ? (ROWF)(0.0f) : (ROWF)(1.0f);
     }
-    store_output(&total, &a, &rows, at.b, careful ? 2.0f : 1.0f, o_mem);
+    store_output(&total, &task, careful ? 2.0f : 1.0f, o_mem);
     if (a.flags & CLA_FWD_HAS_LSE)
-        store_lse(&total, &a, &rows, at.b, lse_mem);
+        store_lse(&total, &task, lse_mem);
 }

@@ -107,12 +107,29 @@ done:
     return st;
 }
 
+struct cla_function {
+    struct cla_function *next;
+    struct cla_kernels *kernels;
+    char key[256]; // file, function, options
+};
+
+static void free_functions(struct cla_function *f)
+{
+    while (f) {
+        struct cla_function *next = f->next;
+        cla_kernels_destroy(&f->kernels);
+        free(f);
+        f = next;
+    }
+}
+
 void cla_ocl_close(struct cla_ocl **pocl)
 {
     if (!*pocl)
         return;
     struct cla_ocl *ocl = *pocl;
     *pocl = NULL;
+    free_functions(ocl->functions);
     cla_programs_destroy(&ocl->programs);
     cla_cache_close(&ocl->cache);
     if (ocl->queue)
@@ -227,6 +244,50 @@ clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char 
     if (st == CLATTN_OK)
         st = cla_programs_rebuild(ctx->ocl->programs, file, text, options, fail_level, out);
     free(text);
+    return st;
+}
+
+static const struct cla_function *find_function(const struct cla_ocl *ocl, const char *key)
+{
+    const struct cla_function *f = ocl->functions;
+    while (f && strcmp(f->key, key) != 0)
+        f = f->next;
+    return f;
+}
+
+// Two threads may build the same one at once; the second finds that of the first.
+clattn_status cla_ocl_function(clattn_context *ctx, const char *file, const char *function,
+                               const char *options, clattn_log_level fail_level,
+                               const struct cla_kernels **out)
+{
+    clattn_status st = CLATTN_OK;
+    struct cla_ocl *ocl = ctx->ocl;
+    cl_program program = NULL;
+    struct cla_function *made = calloc(1, sizeof *made);
+    if (!made)
+        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "%s: no memory for a kernel", file);
+    snprintf(made->key, sizeof made->key, "%s %s %s", file, function, options);
+    cla_mutex_lock(ctx->mutex);
+    const struct cla_function *f = find_function(ocl, made->key);
+    cla_mutex_unlock(ctx->mutex);
+    if (!f) {
+        CLA_TRY(cla_ocl_build(ctx, file, options, fail_level, &program));
+        CLA_TRY(cla_kernels_create(ocl->cl, program, function, &ctx->log, &made->kernels));
+        cla_mutex_lock(ctx->mutex);
+        f = find_function(ocl, made->key);
+        if (!f) {
+            made->next = ocl->functions;
+            ocl->functions = made;
+            f = made;
+            made = NULL;
+        }
+        cla_mutex_unlock(ctx->mutex);
+    }
+    *out = f->kernels;
+done:
+    if (program)
+        ocl->cl->ReleaseProgram(program);
+    free_functions(made);
     return st;
 }
 

@@ -7,6 +7,9 @@
 #include "ocl/api.h"
 #include "ocl/program.h"
 
+struct cla_function;
+struct cla_kernels;
+
 struct cla_ocl {
     struct cla_cl *cl;
     cl_device_id device;
@@ -14,6 +17,7 @@ struct cla_ocl {
     cl_command_queue queue; // for blocking calls and trials
     struct cla_cache *cache; // NULL = none
     struct cla_programs *programs;
+    struct cla_function *functions; // of cla_ocl_function(), guarded by the context's mutex
 };
 
 // The text of a kernel file, expanded, built with `options` for this context's device.
@@ -23,6 +27,12 @@ clattn_status cla_ocl_build(clattn_context *ctx, const char *file, const char *o
 // For a program of cla_ocl_build() that does not work, as cla_programs_rebuild().
 clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char *options,
                               clattn_log_level fail_level, cl_program *out);
+
+// The kernel objects of one function of such a program, made when first asked for and kept until
+// the context goes.
+clattn_status cla_ocl_function(clattn_context *ctx, const char *file, const char *function,
+                               const char *options, clattn_log_level fail_level,
+                               const struct cla_kernels **out);
 
 // Whether an application's queue and wait list can be used with this context.
 clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue, cl_uint num_wait,

@@ -3,8 +3,10 @@
 #include <stddef.h>
 
 #include "algo/algo.h"
+#include "algo/op.h"
 #include "algo/softmax.h"
 #include "attention.h"
+#include "clattn/kv.h"
 #include "context.h"
 
 static clattn_status none(const struct cla_log *log)
@@ -163,6 +165,18 @@ clattn_status cla_softmax_run(clattn_context *ctx, const struct cla_softmax *s,
     return none(&ctx->log);
 }
 
+clattn_status cla_op_run_device(struct cla_op *op, bool *ready)
+{
+    *ready = false;
+    return none(&op->ctx->log);
+}
+
+clattn_status cla_op_enqueue(struct cla_op *op, const struct cla_submit *submit)
+{
+    (void)submit;
+    return none(&op->ctx->log);
+}
+
 // ---- public calls with OpenCL types ------------------------------------------------------------
 
 // Declared in opencl.h with OpenCL's types, which this build may not have; every one of those is a
@@ -178,6 +192,35 @@ CLATTN_API clattn_status clattn_attention_enqueue(const clattn_plan *plan,
 CLATTN_API clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
                                                 const clattn_softmax_call *call, void *queue,
                                                 uint32_t num_wait, const void *wait, void *done);
+CLATTN_API clattn_status clattn_merge_enqueue(clattn_context *ctx, const clattn_merge_call *call,
+                                              void *queue, uint32_t num_wait, const void *wait,
+                                              void *done);
+
+clattn_status clattn_merge_enqueue(clattn_context *ctx, const clattn_merge_call *call, void *queue,
+                                   uint32_t num_wait, const void *wait, void *done)
+{
+    (void)call;
+    (void)queue;
+    (void)num_wait;
+    (void)wait;
+    (void)done;
+    return ctx ? none(&ctx->log) : CLATTN_ERR_INVALID_ARGUMENT;
+}
+
+CLATTN_API clattn_status clattn_rotary_enqueue(clattn_context *ctx, const clattn_rotary_call *call,
+                                               void *queue, uint32_t num_wait, const void *wait,
+                                               void *done);
+
+clattn_status clattn_rotary_enqueue(clattn_context *ctx, const clattn_rotary_call *call,
+                                    void *queue, uint32_t num_wait, const void *wait, void *done)
+{
+    (void)call;
+    (void)queue;
+    (void)num_wait;
+    (void)wait;
+    (void)done;
+    return ctx ? none(&ctx->log) : CLATTN_ERR_INVALID_ARGUMENT;
+}
 
 clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
                                      const clattn_softmax_call *call, void *queue,

@@ -36,9 +36,12 @@ double cla_tile_bytes(const struct cla_problem *p, const struct cla_tile *t, int
     const double rows = (double)len_q * p->group;
     const double keys = (double)len_kv;
     const double passes = ceil(rows / t->tile_q);
-    const double floats = rows * p->dim_qk + rows * p->dim_v + (p->lse ? rows : 0.0) +
-                          passes * keys * ((double)p->dim_qk + p->dim_v);
-    return p->heads_kv * (4.0 * floats + (p->mask ? rows * keys : 0.0));
+    const double row = (double)cla_dtype_bytes(p->dtype_q) * p->dim_qk +
+                       (double)cla_dtype_bytes(p->dtype_o) * p->dim_v + (p->lse ? 4.0 : 0.0);
+    const double pages = p->paged ? ceil(keys / p->page_size) : 0.0;
+    const double pass =
+        keys * (cla_key_bytes(p, p->dim_qk) + cla_key_bytes(p, p->dim_v)) + 4.0 * pages;
+    return p->heads_kv * (rows * (row + keys * cla_pair_bytes(p)) + passes * pass);
 }
 
 // ---- the compiled kernel -----------------------------------------------------------------------

@@ -55,14 +55,30 @@ bool cla_tile_fits_kernel(const struct cla_tile *t, const struct cla_caps *caps,
                           size_t kernel_group, size_t kernel_local_bytes, char *why,
                           size_t why_size);
 
+// Bytes of a key in K or V, which has `dim` channels: the elements, and the scale of int8.
+static inline double cla_key_bytes(const struct cla_problem *p, int32_t dim)
+{
+    return (double)cla_dtype_bytes(p->dtype_kv) * dim + (p->dtype_kv == CLATTN_DTYPE_I8 ? 4.0 : 0.0);
+}
+
+// Bytes that mask and bias have for a pair of query and key.
+static inline double cla_pair_bytes(const struct cla_problem *p)
+{
+    return (p->mask ? 1.0 : 0.0) + (p->bias ? (double)cla_dtype_bytes(p->dtype_bias) : 0.0);
+}
+
 // Bytes that one sequence (all heads) of these lengths moves to and from global memory: Q, O, the
-// LSE and the mask once, K and V once for each tile of rows. Exact below 2^53.
+// LSE, mask and bias once, K and V with their scales and page numbers once for each tile of rows.
+// Exact below 2^53.
 //
-//   heads_kv * (4 * (R * (dim_qk + dim_v + lse) + ceil(R / tile_q) * len_kv * (dim_qk + dim_v))
-//               + mask * R * len_kv),   R = len_q * group
+//   heads_kv * (R * (e_q * dim_qk + e_o * dim_v + 4 * lse + len_kv * (mask + e_b * bias))
+//               + ceil(R / tile_q) * (len_kv * (e_kv * (dim_qk + dim_v) + 8 * int8)
+//                                     + 4 * ceil(len_kv / page_size))),   R = len_q * group
 //
-// What a kernel reads again at once from its cache is not counted (a chunk of Q for the next tile
-// of keys), nor what a window or mask spares it.
+// e_q, e_kv, e_o and e_b are the bytes of an element. What a kernel reads again at once from its
+// cache is not counted (a chunk of Q for the next tile of keys, the page numbers of K for V, the
+// bias that was looked at for -infinity), nor what a window or mask spares it, nor what there is
+// one of for a sequence or a head (lengths, offsets, slopes, sinks).
 double cla_tile_bytes(const struct cla_problem *p, const struct cla_tile *t, int64_t len_q,
                       int64_t len_kv);
 

@@ -31,6 +31,7 @@ LAYER_OF_NAME = {
     "context": 4, "context_ocl": 4, "measure_ocl": 4, "plan": 6,
     "attention": 7, "attention_ocl": 7, "warm_up": 7, "softmax": 7, "softmax_ocl": 7,
     "softmax_plan": 7,
+    "kv": 7, "kv_ocl": 7, "merge_parts": 7, "rotary": 7, "append": 7, "quantize": 7,
     "no_ocl": 7,  # stands in for files of several layers in a build without OpenCL
 }
 # Files that must not know that OpenCL exists.

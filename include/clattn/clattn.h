@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "base.h"
 #include "context.h"
+#include "kv.h"
 #include "softmax.h"
 
 #endif // CLATTN_CLATTN_H

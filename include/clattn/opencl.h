@@ -16,6 +16,7 @@
 #endif
 
 #include "attention.h"
+#include "kv.h"
 #include "softmax.h"
 
 #ifdef __cplusplus
@@ -91,6 +92,28 @@ CLATTN_API clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
                                                 const clattn_softmax_call *call,
                                                 cl_command_queue queue, cl_uint num_wait,
                                                 const cl_event *wait, cl_event *done);
+
+// ---- operations around attention (kv.h) --------------------------------------------------------
+
+// Each computes as its blocking call and returns at once. Every buffer that is there must be a
+// CLATTN_BUF_CL_MEM of the queue's context. `queue` is of the context and its device, in-order or
+// out-of-order; `num_wait` and `wait` are as in clEnqueueNDRangeKernel(); `done` receives an event
+// that covers all of the work, which the caller releases, or is NULL. Work of nothing gives an
+// event too. Only the first call with such types compiles a kernel. Status: as the blocking call,
+// and
+//     CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
+//     CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path
+// Threads: any.
+
+/// Enqueues clattn_merge_run().
+CLATTN_API clattn_status clattn_merge_enqueue(clattn_context *ctx, const clattn_merge_call *call,
+                                              cl_command_queue queue, cl_uint num_wait,
+                                              const cl_event *wait, cl_event *done);
+
+/// Enqueues clattn_rotary_run().
+CLATTN_API clattn_status clattn_rotary_enqueue(clattn_context *ctx, const clattn_rotary_call *call,
+                                               cl_command_queue queue, cl_uint num_wait,
+                                               const cl_event *wait, cl_event *done);
 
 #ifdef __cplusplus
 }

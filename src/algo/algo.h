@@ -147,9 +147,11 @@ struct cla_host_work {
     clattn_status (*compute)(clattn_context *ctx, const void *data, void *const *ptr);
     const void *data;
     size_t data_bytes;
-    const struct cla_call_buf *bufs; // CLA_CALL_BUFS at most
+    const struct cla_call_buf *bufs; // CLA_WORK_BUFS at most
     int num_bufs;
 };
+enum { CLA_WORK_BUFS = 20 };
+_Static_assert((int)CLA_CALL_BUFS <= (int)CLA_WORK_BUFS, "a call of attention is such work");
 
 // Maps what is a cl_mem, computes with a pointer to element 0 of each buffer (NULL where absent),
 // unmaps: before it returns, or behind an event, where every buffer must be a cl_mem. Without

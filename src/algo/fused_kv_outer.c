@@ -47,7 +47,7 @@ static uint64_t workspace(const clattn_context *ctx, const struct cla_problem *p
 
 // K and V once for each strip, or where local memory doesn't keep a tile of them for each tile of
 // rows; Q for each tile of keys; O, m and l read for each but the first and written for each, but
-// for m and l after the last.
+// for m and l after the last. O is floats between tiles of keys, whatever its type.
 static double bytes(const struct cla_problem *p, const struct cla_caps *caps,
                     const struct cla_tile *t, int64_t len_q, int64_t len_kv)
 {
@@ -60,10 +60,12 @@ static double bytes(const struct cla_problem *p, const struct cla_caps *caps,
     const int32_t batch = cla_bounds_of(p).batch;
     const double reads = (double)(kept ? strips_of(p, caps, batch, tiles_q) : tiles_q);
     const double errors = is_long(len_kv) ? 1.0 + CLA_ROUND_UP4(p->dim_v) : 0.0;
-    const double floats = reads * keys * ((double)p->dim_qk + p->dim_v) +
-                          rows * (tiles_k * p->dim_qk + (2.0 * again + 1.0) * p->dim_v +
-                                  2.0 * again * (2.0 + errors) + (p->lse ? 1.0 : 0.0));
-    return p->heads_kv * (4.0 * floats + (p->mask ? rows * keys : 0.0));
+    const double row = tiles_k * (double)cla_dtype_bytes(p->dtype_q) * p->dim_qk +
+                       8.0 * again * (p->dim_v + 2.0 + errors) +
+                       (double)cla_dtype_bytes(p->dtype_o) * p->dim_v + (p->lse ? 4.0 : 0.0);
+    return p->heads_kv *
+           (reads * keys * (cla_key_bytes(p, p->dim_qk) + cla_key_bytes(p, p->dim_v)) +
+            rows * (row + keys * cla_pair_bytes(p)));
 }
 
 static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,

@@ -16,10 +16,10 @@ struct host_job {
     clattn_status (*compute)(clattn_context *ctx, const void *data, void *const *ptr);
     void *data; // owned
     int num_bufs;
-    struct cla_call_buf bufs[CLA_CALL_BUFS]; // but for `buf`, which is the caller's
-    void *host[CLA_CALL_BUFS]; // element 0 of host memory in a blocking call, else NULL
-    cl_mem mem[CLA_CALL_BUFS]; // retained
-    void *ptr[CLA_CALL_BUFS];  // mapped, at element 0; NULL where absent
+    struct cla_call_buf bufs[CLA_WORK_BUFS]; // but for `buf`, which is the caller's
+    void *host[CLA_WORK_BUFS]; // element 0 of host memory in a blocking call, else NULL
+    cl_mem mem[CLA_WORK_BUFS]; // retained
+    void *ptr[CLA_WORK_BUFS];  // mapped, at element 0; NULL where absent
     cl_command_queue queue;
     cl_event finished; // user event; NULL in a blocking call
     clattn_status status;
@@ -49,7 +49,7 @@ static void unmap_all(struct host_job *job)
 static void job_free(struct host_job *job)
 {
     const struct cla_cl *cl = job->ctx->ocl->cl;
-    for (int i = 0; i < CLA_CALL_BUFS; i++) {
+    for (int i = 0; i < CLA_WORK_BUFS; i++) {
         if (job->mem[i])
             cl->ReleaseMemObject(job->mem[i]);
     }
@@ -123,7 +123,7 @@ done:
 
 static void compute(struct host_job *job)
 {
-    void *ptr[CLA_CALL_BUFS];
+    void *ptr[CLA_WORK_BUFS];
     for (int i = 0; i < job->num_bufs; i++)
         ptr[i] = job->ptr[i] ? job->ptr[i] : job->host[i];
     job->status = job->compute(job->ctx, job->data, ptr);

@@ -76,8 +76,9 @@ static double bytes_moved(const struct cla_problem *p, const struct cla_caps *ca
     const struct cla_extent e = {cla_bounds_of(p).batch, (int32_t)len_q, (int32_t)len_kv, false};
     const double parts = num_splits(p, caps, t, &e);
     const double rows = (double)len_q * p->heads_q;
-    const double cut = parts > 1.0 ? (parts - 1.0) * p->dim_qk + 2.0 * parts * (p->dim_v + 2) : 0.0;
-    return cla_tile_bytes(p, t, len_q, len_kv) + 4.0 * rows * cut;
+    const double cut = (parts - 1.0) * (double)cla_dtype_bytes(p->dtype_q) * p->dim_qk +
+                       8.0 * parts * (p->dim_v + 2);
+    return cla_tile_bytes(p, t, len_q, len_kv) + (parts > 1.0 ? rows * cut : 0.0);
 }
 
 // ---- choice ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ struct cla_stage {
     clattn_context *ctx;
     struct cla_call call; // of attention: the caller's, every buffer a cl_mem
     int num_bufs;
-    struct cla_stage_item item[CLA_CALL_BUFS];
+    struct cla_stage_item item[CLA_WORK_BUFS];
 };
 
 // Makes the device copies of what is host memory: *bufs[i].buf becomes a cl_mem whose element 0

@@ -6,15 +6,15 @@
 
 #include "algo/tiled_ocl.h"
 
-// What one loop moves (cla_tile_bytes), and for the other K for each tile of rows and the mask.
+// What one loop moves (cla_tile_bytes), and for the other K for each tile of rows, mask and bias.
 static double bytes(const struct cla_problem *p, const struct cla_caps *caps,
                     const struct cla_tile *t, int64_t len_q, int64_t len_kv)
 {
     (void)caps;
     const double rows = (double)len_q * p->group;
     const double keys = (double)len_kv;
-    const double again = 4.0 * ceil(rows / t->tile_q) * keys * p->dim_qk +
-                         (p->mask ? rows * keys : 0.0);
+    const double again = ceil(rows / t->tile_q) * keys * cla_key_bytes(p, p->dim_qk) +
+                         rows * keys * cla_pair_bytes(p);
     return cla_tile_bytes(p, t, len_q, len_kv) + p->heads_kv * again;
 }
 

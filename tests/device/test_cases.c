@@ -14,6 +14,7 @@
 #include "data.h"
 #include "open_device.h"
 #include "run_case.h"
+#include "run_feature.h"
 
 // W_s(b,h,i,d): every value is k/64 with |k| <= 63.
 static float pattern(int s, int b, int h, int i, int d)
@@ -102,32 +103,39 @@ static void end(struct work *w)
     free(w->mask);
 }
 
-// |out - expected| <= 1e-5 + 1e-5 * |expected|; the numbers above are printed to 6 digits.
-static void near(const char *what, double out, double expected)
+// |out - expected| <= part + part * |expected|. For float32 a part is 1e-5: the numbers above are
+// printed to 6 digits.
+static void near_by(const char *what, double out, double expected, double part)
 {
-    if (isinf(expected)) {
-        if (out != expected)
-            fail_msg("%s is %.9g, not %.9g", what, out, expected);
-        return;
-    }
-    if (!(fabs(out - expected) <= 1e-5 + 1e-5 * fabs(expected)))
+    if (isinf(expected) ? out != expected
+                        : !(fabs(out - expected) <= part + part * fabs(expected)))
         fail_msg("%s is %.9g, not %.9g", what, out, expected);
 }
 
-// Checksums: sum, sum of magnitudes, sum of O * cos(0.1 n); they may be off by 1e-6 an element,
-// and by the last digit that is given.
-static void sums(const struct work *w, double s, double a, double wc)
+static void near(const char *what, double out, double expected)
+{
+    near_by(what, out, expected, 1e-5);
+}
+
+// Checksums: sum, sum of magnitudes, sum of O * cos(0.1 n); they may be off by `part` an element,
+// and by as much as the last digit that is given.
+static void sums_of(const float *o, size_t count, double s, double a, double wc, double part)
 {
     double sum = 0, magnitude = 0, wave = 0;
-    for (size_t n = 0; n < w->count_o; n++) {
-        sum += w->o[n];
-        magnitude += fabs((double)w->o[n]);
-        wave += w->o[n] * cos(0.1 * (double)n);
+    for (size_t n = 0; n < count; n++) {
+        sum += (double)o[n];
+        magnitude += fabs((double)o[n]);
+        wave += (double)o[n] * cos(0.1 * (double)n);
     }
-    const double allowed = 1e-6 + 1e-6 * (double)w->count_o;
+    const double allowed = part + part * (double)count;
     if (!(fabs(sum - s) <= allowed && fabs(magnitude - a) <= allowed && fabs(wave - wc) <= allowed))
-        fail_msg("len_kv %d, dim %d: sums %.7f %.7f %.7f, not %.6f %.6f %.6f", w->c.len_kv,
-                 w->c.dim, sum, magnitude, wave, s, a, wc);
+        fail_msg("%zu elements: sums %.7f %.7f %.7f, not %.6f %.6f %.6f", count, sum, magnitude,
+                 wave, s, a, wc);
+}
+
+static void sums(const struct work *w, double s, double a, double wc)
+{
+    sums_of(w->o, w->count_o, s, a, wc, 1e-6);
 }
 
 static float *row(const struct work *w, int h, int i)
@@ -390,6 +398,315 @@ static void test_layouts(void **state)
     end(&packed);
 }
 
+// ---- features -----------------------------------------------------------------------------------
+
+// One case of features on the pattern; run_feature_on() compares it with the formula, too.
+struct feature_work {
+    struct feature_case c;
+    struct feature_data d;
+    float *o, *lse;
+};
+
+static struct feature_case feature_shape(int32_t batch, int32_t heads_q, int32_t heads_kv,
+                                         int32_t len_q, int32_t len_kv, int32_t dim)
+{
+    struct feature_case c = feature_plain();
+    c.batch = batch;
+    c.heads_q = heads_q;
+    c.heads_kv = heads_kv;
+    c.len_q = len_q;
+    c.len_kv = len_kv;
+    c.dim_qk = c.dim_v = dim;
+    return c;
+}
+
+// W_s as a plain array. Of packed tokens `begin` says which one a sequence begins with, and there
+// is one sequence then as far as the pattern is concerned.
+static void put_pattern(double *to, int s, int32_t batch, int32_t heads, int32_t len, int32_t dim,
+                        const int32_t *begin)
+{
+    for (int b = 0; b < batch; b++)
+        for (int h = 0; h < heads; h++)
+            for (int i = 0; i < len; i++)
+                for (int d = 0; d < dim; d++)
+                    *to++ = (double)pattern(s, begin ? 0 : b, h, begin ? begin[b] + i : i, d);
+}
+
+static struct feature_work make_feature(const struct feature_case *c, const char *name)
+{
+    struct feature_work w = {.c = *c};
+    snprintf(w.c.name, sizeof w.c.name, "%s", name);
+    feature_inputs(&w.c, &w.d);
+    put_pattern(w.d.q, 0, c->batch, c->heads_q, c->len_q, c->dim_qk, NULL);
+    put_pattern(w.d.k, 1, c->batch, c->heads_kv, c->len_kv, c->dim_qk, NULL);
+    put_pattern(w.d.v, 2, c->batch, c->heads_kv, c->len_kv, c->dim_v, NULL);
+    return w;
+}
+
+// The bias is `times` W_s of the shape that broadcasting leaves.
+static void put_bias(struct feature_work *w, int s, float times)
+{
+    const uint32_t bcast = w->c.bias.bcast;
+    float *to = w->d.bias;
+    for (int b = 0; b < w->c.batch; b++)
+        for (int h = 0; h < w->c.heads_q; h++)
+            for (int i = 0; i < w->c.len_q; i++)
+                for (int j = 0; j < w->c.len_kv; j++)
+                    *to++ = times * pattern(s, bcast & 1 ? 0 : b, bcast & 2 ? 0 : h,
+                                            bcast & 4 ? 0 : i, bcast & 8 ? 0 : j);
+}
+
+// Q = 0, V[j, :] = j.
+static void count_keys(struct feature_work *w)
+{
+    const size_t dim = (size_t)w->c.dim_v, len = (size_t)w->c.len_kv;
+    for (size_t n = 0; n < (size_t)w->c.len_q * (size_t)w->c.dim_qk; n++)
+        w->d.q[n] = 0;
+    for (size_t n = 0; n < len * dim; n++)
+        w->d.v[n] = (double)(n / dim);
+}
+
+static size_t feature_rows(const struct feature_work *w)
+{
+    return (size_t)w->c.batch * (size_t)w->c.heads_q * (size_t)w->c.len_q;
+}
+
+static void run_work(const struct test_target *t, struct feature_work *w)
+{
+    const size_t rows = feature_rows(w);
+    w->o = malloc((rows * (size_t)w->c.dim_v + 1) * sizeof *w->o);
+    w->lse = malloc((rows + 1) * sizeof *w->lse);
+    assert_true(w->o && w->lse);
+    feature_expect(&w->c, &w->d);
+    assert_true(run_feature_on(t, &w->c, &w->d, NULL, w->o, w->lse));
+}
+
+static void end_feature(struct feature_work *w)
+{
+    feature_data_free(&w->d);
+    free(w->o);
+    free(w->lse);
+}
+
+// Parts that outputs of each type may be off by.
+static const double part_of[] = {[CLATTN_DTYPE_F32] = 1e-5, [CLATTN_DTYPE_F16] = 2e-3,
+                                 [CLATTN_DTYPE_BF16] = 1.6e-2};
+
+// G07 in 16 bits, with O in float32 and in the type.
+static void test_ragged_tiles_16(void **state)
+{
+    static const double last[] = {-0.047806, -0.009913, 0.083317};
+    for (int32_t dtype = CLATTN_DTYPE_F16; dtype <= CLATTN_DTYPE_BF16; dtype++)
+        for (int own = 0; own < 2; own++) {
+            struct feature_case c = feature_shape(1, 2, 1, 33, 129, 64);
+            c.causal = true;
+            c.dtype_q = c.dtype_kv = dtype;
+            c.dtype_o = own ? dtype : CLATTN_DTYPE_F32;
+            struct feature_work w = make_feature(&c, "several tiles in 16 bits");
+            if (target_serves(*state, &c)) {
+                const double part = part_of[c.dtype_o];
+                run_work(*state, &w);
+                // Errors of rounding have either sign, so that a tenth is allowed for each.
+                sums_of(w.o, 2 * 33 * 64, 26.224543, 232.628059, -1.958589,
+                        own ? part / 10 : 1e-6);
+                for (int d = 0; d < 3; d++)
+                    near_by("O", (double)w.o[(2 * 33 - 1) * 64 + d], last[d], part);
+                near("LSE", (double)w.lse[0], 4.617631);
+                near("LSE", (double)w.lse[2 * 33 - 1], 4.946571);
+            }
+            end_feature(&w);
+        }
+}
+
+// G13: scores that 16 bits can't hold.
+static void test_large_scores_16(void **state)
+{
+    static const double first[] = {-0.208333, 0.096354, 0.070312, 0.044271};
+    for (int own = 0; own < 2; own++) {
+        struct feature_case c = feature_shape(1, 1, 1, 3, 6, 64);
+        c.dtype_q = c.dtype_kv = CLATTN_DTYPE_F16;
+        c.dtype_o = own ? CLATTN_DTYPE_F16 : CLATTN_DTYPE_F32;
+        c.has_scale = true;
+        c.scale = 0.125f;
+        struct feature_work w = make_feature(&c, "scores above 65504 in f16");
+        for (int n = 0; n < 3 * 64; n++)
+            w.d.q[n] = 200;
+        for (int n = 0; n < 6 * 64; n++)
+            w.d.k[n] = 200;
+        if (target_serves(*state, &c)) {
+            const double part = part_of[c.dtype_o];
+            run_work(*state, &w);
+            for (int i = 0; i < 3; i++) {
+                double sum = 0;
+                for (int d = 0; d < 64; d++)
+                    sum += (double)w.o[i * 64 + d];
+                for (int d = 0; d < 4; d++)
+                    near_by("O", (double)w.o[i * 64 + d], first[d], part);
+                near_by("sum of a row", sum, -0.348958, 64 * part / 10);
+                // A float has steps of 1/32 there.
+                assert_true(fabs((double)w.lse[i] - 320001.79) < 0.04);
+            }
+        }
+        end_feature(&w);
+    }
+}
+
+// G14.
+static void test_alibi(void **state)
+{
+    static const double o[] = {0, 0.622459, 1.320157, 2.084576};
+    static const double lse[] = {0, 0.474077, 0.680270, 0.787339};
+    struct feature_case c = feature_shape(1, 1, 1, 4, 4, 8);
+    c.causal = true;
+    c.alibi = 1;
+    struct feature_work w = make_feature(&c, "ALiBi");
+    count_keys(&w);
+    w.d.alibi[0] = 0.5f;
+    if (target_serves(*state, &c)) {
+        run_work(*state, &w);
+        for (int i = 0; i < 4; i++) {
+            for (int d = 0; d < 8; d++)
+                near("O", (double)w.o[i * 8 + d], o[i]);
+            near("LSE", (double)w.lse[i], lse[i]);
+        }
+    }
+    end_feature(&w);
+}
+
+// G15.
+static void test_bias_shapes(void **state)
+{
+    static const struct {
+        uint32_t bcast;
+        double s, a, wc;
+    } rows[] = {{7, 1.526954, 53.260644, 1.050626},
+                {6, 2.992225, 49.349391, 1.247348},
+                {1, 3.236943, 51.553497, -0.944745},
+                {3, 2.169655, 52.799278, 1.037884}};
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n++)
+        for (int strided = 0; strided < 2; strided++) {
+            struct feature_case c = feature_shape(2, 3, 3, 5, 43, 16);
+            c.bias = (struct feature_array){true, rows[n].bcast, strided};
+            struct feature_work w = make_feature(&c, "shapes of a bias");
+            put_bias(&w, 4, 2);
+            if (target_serves(*state, &c)) {
+                run_work(*state, &w);
+                sums_of(w.o, 2 * 3 * 5 * 16, rows[n].s, rows[n].a, rows[n].wc, 1e-6);
+            }
+            end_feature(&w);
+        }
+}
+
+// G16: the cap is before the bias.
+static void test_cap_and_bias(void **state)
+{
+    static const double first[] = {-0.345791, -0.350249, 0.002456, 0.134256};
+    static const double lse[] = {2.968152, 3.063556, 3.175035, 2.838769};
+    struct feature_case c = feature_shape(1, 1, 1, 4, 9, 16);
+    c.has_softcap = true;
+    c.softcap = 2;
+    c.bias.used = true;
+    struct feature_work w = make_feature(&c, "soft-cap and bias");
+    for (int n = 0; n < 4 * 16; n++)
+        w.d.q[n] *= 8;
+    put_bias(&w, 3, 1);
+    if (target_serves(*state, &c)) {
+        run_work(*state, &w);
+        sums_of(w.o, 4 * 16, 0.835821, 15.817083, -0.488338, 1e-6);
+        for (int n = 0; n < 4; n++) {
+            near("O", (double)w.o[n], first[n]);
+            near("LSE", (double)w.lse[n], lse[n]);
+        }
+    }
+    end_feature(&w);
+}
+
+// G17: two keys to the left and its own.
+static void test_window(void **state)
+{
+    static const double o[] = {0, 0.5, 1, 2, 3, 4};
+    struct feature_case c = feature_shape(1, 1, 1, 6, 6, 8);
+    c.causal = true;
+    c.window = true;
+    c.left = 2;
+    c.right = -1;
+    struct feature_work w = make_feature(&c, "sliding window");
+    count_keys(&w);
+    if (target_serves(*state, &c)) {
+        run_work(*state, &w);
+        for (int i = 0; i < 6; i++)
+            for (int d = 0; d < 8; d++)
+                near("O", (double)w.o[i * 8 + d], o[i]);
+    }
+    end_feature(&w);
+}
+
+// G11 by a bias.
+static void test_empty_row_by_bias(void **state)
+{
+    static const double lse[4] = {1.927442, 1.829461, -(double)INFINITY, 1.530746};
+    static const double first[4] = {-0.399573, -0.270478, 0, -0.111188};
+    struct feature_case c = feature_shape(1, 1, 1, 4, 6, 8);
+    c.bias.used = true;
+    struct feature_work w = make_feature(&c, "bias with an empty row");
+    for (int n = 0; n < 4 * 6; n++)
+        w.d.bias[n] = n / 6 != 2 && n % 6 != 5 ? 0 : -INFINITY;
+    if (target_serves(*state, &c)) {
+        run_work(*state, &w);
+        for (int i = 0; i < 4; i++) {
+            near("O", (double)w.o[i * 8], first[i]);
+            near("LSE", (double)w.lse[i], lse[i]);
+        }
+    }
+    end_feature(&w);
+}
+
+// G19: packed sequences of 3, 0 and 5 queries and 5, 4 and 0 keys.
+static void test_ragged_batch(void **state)
+{
+    static const int32_t begin_q[] = {0, 3, 3, 8}, begin_kv[] = {0, 5, 9, 9};
+    static const double o[2][3] = {{-0.454923, -0.145344, -0.213564},
+                                   {-0.001964, -0.188003, -0.088302}};
+    static const double lse[2][3] = {{1.508589, 1.490616, 1.749474},
+                                     {1.263153, 1.553876, 1.634926}};
+    struct feature_case c = feature_shape(3, 2, 2, 5, 5, 16);
+    c.causal = true;
+    c.packed_q = c.packed_kv = true;
+    struct feature_work w = make_feature(&c, "ragged batch with an empty member");
+    struct feature_data *d = &w.d;
+    memcpy(d->begin_q, begin_q, sizeof begin_q);
+    memcpy(d->begin_kv, begin_kv, sizeof begin_kv);
+    for (int b = 0; b < 3; b++) {
+        d->len_q[b] = begin_q[b + 1] - begin_q[b];
+        d->len_kv[b] = d->own_kv[b] = begin_kv[b + 1] - begin_kv[b];
+    }
+    d->total_q = 10; // two rows more than the offsets say, which must stay as they are
+    d->total_kv = 9;
+    put_pattern(d->q, 0, 3, 2, 5, 16, begin_q);
+    put_pattern(d->k, 1, 3, 2, 5, 16, begin_kv);
+    put_pattern(d->v, 2, 3, 2, 5, 16, begin_kv);
+    if (target_serves(*state, &c)) {
+        run_work(*state, &w);
+        // The checksums are of [head, token], and the tokens of sequences 1 and 2 are 0.
+        float flat[2 * 8 * 16] = {0};
+        for (int h = 0; h < 2; h++) {
+            memcpy(flat + h * 8 * 16, w.o + h * 5 * 16, 3 * 16 * sizeof *flat);
+            for (int i = 0; i < 3; i++) {
+                near("O", (double)w.o[(h * 5 + i) * 16], o[h][i]);
+                near("LSE", (double)w.lse[h * 5 + i], lse[h][i]);
+            }
+            for (int i = 0; i < 5; i++) {
+                const int row = (2 * 2 + h) * 5 + i;
+                near("LSE", (double)w.lse[row], -(double)INFINITY);
+                for (int n = 0; n < 16; n++)
+                    assert_true(w.o[row * 16 + n] == 0);
+            }
+        }
+        sums_of(flat, 2 * 8 * 16, 2.283676, 18.013342, 0.025942, 1e-6);
+    }
+    end_feature(&w);
+}
+
 int main(int argc, char **argv)
 {
     static const struct target_test tests[] = {
@@ -407,6 +724,14 @@ int main(int argc, char **argv)
         {"large positive scores", test_large_scores, LEVEL_SMALL},
         {"log-sum-exp is natural", test_lse_base, LEVEL_SMALL},
         {"memory layouts", test_layouts, LEVEL_SMALL},
+        {"several tiles in 16 bits", test_ragged_tiles_16, LEVEL_MEDIUM},
+        {"bias with an empty row", test_empty_row_by_bias, LEVEL_MEDIUM},
+        {"scores above 65504 in f16", test_large_scores_16, LEVEL_MEDIUM},
+        {"ALiBi", test_alibi, LEVEL_MEDIUM},
+        {"shapes of a bias", test_bias_shapes, LEVEL_MEDIUM},
+        {"soft-cap and bias", test_cap_and_bias, LEVEL_MEDIUM},
+        {"sliding window", test_window, LEVEL_MEDIUM},
+        {"ragged batch with an empty member", test_ragged_batch, LEVEL_MEDIUM},
     };
     return targets_main("cases", argc, argv, tests, sizeof tests / sizeof *tests);
 }

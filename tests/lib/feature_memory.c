@@ -426,9 +426,9 @@ void feature_outputs(const struct feature_case *c, const struct feature_data *d,
                     o[row * w->dim + n] = own ? dtype_load(m->image[PART_O].bytes,
                                                            guard_of(w->dtype) + at + n, w->dtype)
                                               : 0;
+                const size_t at_lse = own ? place(c, d, m, wl, false, b, h, i) : 0;
                 if (c->lse)
-                    lse[row] = own ? dtype_load(m->image[PART_LSE].bytes,
-                                                GUARD_BYTES / 4 + place(c, d, m, wl, false, b, h, i),
+                    lse[row] = own ? dtype_load(m->image[PART_LSE].bytes, GUARD_BYTES / 4 + at_lse,
                                                 CLATTN_DTYPE_F32)
                                    : 0;
             }

@@ -308,15 +308,23 @@ static void test_small_problems_fill_the_device(void **state)
 // Walks over the tiles as the kernels do and counts what each touches.
 static double counted(const struct cla_problem *p, int32_t tile_q, int32_t len_q, int32_t len_kv)
 {
+    static const int32_t bytes_of[] = {4, 2, 2, 1}; // by enum clattn_dtype
     int64_t bytes = 0;
     for (int32_t g = 0; g < p->heads_kv; g++) {
         const int32_t rows = len_q * p->group;
         for (int32_t first = 0; first < rows; first += tile_q) {
             const int32_t last = first + tile_q < rows ? first + tile_q : rows;
-            for (int32_t r = first; r < last; r++)
-                bytes += 4 * (p->dim_qk + p->dim_v) + (p->lse ? 4 : 0) + (p->mask ? len_kv : 0);
-            for (int32_t j = 0; j < len_kv; j++)
-                bytes += 4 * (p->dim_qk + p->dim_v);
+            for (int32_t r = first; r < last; r++) {
+                bytes += bytes_of[p->dtype_q] * p->dim_qk + bytes_of[p->dtype_o] * p->dim_v;
+                bytes += p->lse ? 4 : 0;
+                for (int32_t j = 0; j < len_kv; j++)
+                    bytes += (p->mask ? 1 : 0) + (p->bias ? bytes_of[p->dtype_bias] : 0);
+            }
+            for (int32_t j = 0; j < len_kv; j++) {
+                bytes += bytes_of[p->dtype_kv] * (p->dim_qk + p->dim_v);
+                bytes += p->dtype_kv == CLATTN_DTYPE_I8 ? 2 * 4 : 0; // scales
+                bytes += p->paged && j % p->page_size == 0 ? 4 : 0;
+            }
         }
     }
     return (double)bytes;
@@ -331,6 +339,13 @@ static void test_bytes_are_those_of_the_loops(void **state)
         p.heads_kv = 1 + i % 5;
         p.lse = i % 2;
         p.mask = i % 7 == 0;
+        p.bias = i % 6 == 0;
+        p.dtype_bias = i % 12 == 0 ? CLATTN_DTYPE_BF16 : CLATTN_DTYPE_F32;
+        p.dtype_q = i % 3;
+        p.dtype_kv = i % 4;
+        p.dtype_o = i / 3 % 3;
+        p.paged = i % 5 == 0;
+        p.page_size = p.paged ? 1 + i % 17 : 0;
         const struct cla_tile t = {.tile_q = 1 + i % 64};
         const int32_t len_q = 1 + i % 90, len_kv = i % 41;
         assert_true(cla_tile_bytes(&p, &t, len_q, len_kv) == counted(&p, t.tile_q, len_q, len_kv));

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rotary position embedding of queries or keys, arXiv 2104.09864:
+//
+//   x' = x * cos - y * sin,  y' = x * sin + y * cos     for each pair of channels (x, y)
+//
+// A work-group owns a row (batch, head, token); its items take the pairs in turn, then the channels
+// that pass.
+//
+//   group id: (b * heads + h) * len + i
+//   local memory: none
+//
+// Literals: DTYPE_Q and DTYPE_O (the same type), ITEMS.
+// Slots: args, x, offsets, cos, sin, y, faults. y may be x: an item has read both channels of a
+// pair before it writes them.
+
+#ifndef ITEMS
+#error "rotary.cl: ITEMS"
+#endif
+#define DTYPE_KV CLA_DTYPE_F32
+#define ROW_LANES 1
+#define MULADD mad
+
+#include "kv_abi.h"
+#include "dtype.clh"
+#include "rotary.clh"
+
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void rotary(
+    const struct cla_rotate_args args, __global const q_elem *x, __global const int *offsets,
+    __global const float *cos_table, __global const float *sin_table, __global o_elem *y,
+    volatile __global int *faults)
+{
+    const struct cla_rotary_args r = args.rotary;
+    const long row = (long)get_group_id(0);
+    const long i = row % args.len, bh = row / args.len;
+    const long h = bh % args.heads, b = bh / args.heads;
+    const int item = (int)get_local_id(0);
+    const long from = args.x.offset + b * args.x.stride_b + h * args.x.stride_h +
+                      i * args.x.stride_s;
+    const long to = args.y.offset + b * args.y.stride_b + h * args.y.stride_h +
+                    i * args.y.stride_s;
+    int fault = 0;
+    const int first = r.flags & CLA_KV_HAS_OFFSETS ? offsets[r.offsets + b] : 0;
+    const long at = (long)rotary_row(&r, first, i, &fault) * (r.dim / 2);
+    for (int t = item; t < r.dim / 2; t += ITEMS) {
+        const int d0 = first_of_pair(&r, t), d1 = second_of_pair(&r, t);
+        const float x0 = LOAD_Q(x, from + d0), x1 = LOAD_Q(x, from + d1);
+        const float c = cos_table[r.cos_table + at + t], s = sin_table[r.sin_table + at + t];
+        STORE_O(y, to + d0, x0 * c - x1 * s);
+        STORE_O(y, to + d1, x0 * s + x1 * c);
+    }
+    for (int d = r.dim + item; d < args.dim; d += ITEMS) {
+        const float v = LOAD_Q(x, from + d);
+        STORE_O(y, to + d, v);
+    }
+    if (item == 0 && fault && (args.flags & CLA_FWD_HAS_FAULTS))
+        atomic_or(faults + args.faults, fault);
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file kv.h
+/// What stands around attention: merging results over disjoint keys, rotary position embedding,
+/// appending new keys and values to a cache, int8.
+///
+/// Each operation runs on the context's OpenCL device, or on the CPU path where the context is the
+/// built-in one. Its kernel is compiled when a call first needs it, and kept by the context. Where
+/// that fails the CPU path takes over with a warning, unless CLATTN_NO_FALLBACK forbids it.
+///
+/// In the blocking calls each buffer is host memory, clattn_mem_create()'s or the application's
+/// cl_mem; the calls for queues are in opencl.h. Memory stays the caller's and must live until the
+/// work is done. What is found wrong before the work begins leaves every output as it was; a
+/// message of the log names the field and its value.
+///
+/// Status of clattn_merge_run(), clattn_rotary_run() and clattn_append_run():
+///     CLATTN_OK                    done
+///     CLATTN_ERR_INVALID_ARGUMENT  NULL; a negative count, a head or channel count below 1;
+///                                  unknown enum values, bits, layouts or kinds of buffer;
+///                                  reserved fields that are not 0; what the fields say beside
+///     CLATTN_ERR_STRUCT_SIZE       call->struct_size
+///     CLATTN_ERR_SHAPE             a product of extents overflows; what the fields say beside
+///     CLATTN_ERR_STRIDE            a stride is negative or reaches beyond 64 bits, or elements of
+///                                  an output overlap
+///     CLATTN_ERR_BUFFER_MISSING    a buffer that is needed is absent; a cl_mem without OpenCL
+///     CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short
+///     CLATTN_ERR_OVERLAP           an output overlaps another buffer without being it
+///     CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context
+///     CLATTN_ERR_FILE, CLATTN_ERR_BUILD  the kernel, with CLATTN_NO_FALLBACK
+///     CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
+///     CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined
+#ifndef CLATTN_KV_H
+#define CLATTN_KV_H
+
+#include "attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- merging -----------------------------------------------------------------------------------
+
+enum {
+    CLATTN_MERGE_MAX_PARTS = 8 ///< in one call; more are merged in several, in place
+};
+
+/// Attention over several sets of keys that have none in common, made one, as if it had been
+/// computed over all of them. Part k has O_k and LSE_k, computed without the sink:
+///
+///     m   = max over k of LSE_k (and of the sink)
+///     w_k = e^(LSE_k - m),   l = sum over k of w_k (+ e^(sink[h] - m))
+///     O   = sum over k of w_k / l * O_k,   LSE = m + ln l
+///
+/// A row with LSE_k = -infinity is empty (+infinity counts as that too): its O_k is not read. A row
+/// of one part that is not empty, without a sink, stays bit for bit what it was; with none at all
+/// O = 0 and LSE = -infinity, or the sink. NaN in LSE_k makes the row NaN, as does a sink of NaN or
+/// +infinity; a sink of -infinity is none.
+typedef struct clattn_merge_call {
+    size_t struct_size;   ///< set by clattn_merge_call_init()
+    uint32_t flags;       ///< CLATTN_NO_FALLBACK (attention.h)
+    int32_t num_parts;    ///< 1 to CLATTN_MERGE_MAX_PARTS
+    int32_t batch;        ///< 0 succeeds and writes nothing
+    int32_t heads;        ///< query heads, at least 1
+    int32_t len_q;        ///< queries; 0 succeeds and writes nothing
+    int32_t dim_v;        ///< channels of O, at least 1
+    int32_t dtype_parts;  ///< enum clattn_dtype of every O_k: f32, f16 or bf16
+    int32_t dtype_o;      ///< enum clattn_dtype of O: f32, f16 or bf16
+    /// [num_parts] tensors O_k [batch, heads, len_q, dim_v]
+    const clattn_tensor *parts;
+    const clattn_buf *parts_lse; ///< [num_parts] buffers LSE_k, float [batch, heads, len_q]
+    clattn_buf sinks;     ///< optional, float [heads]
+    /// [batch, heads, len_q, dim_v], written. May be one of the parts: the same memory, strides and
+    /// type
+    clattn_tensor o;
+    clattn_buf lse; ///< optional, float [batch, heads, len_q], written; may be one of parts_lse
+} clattn_merge_call;
+
+/// Sets every field of `call` to its default and struct_size to `size`.
+/// @param size sizeof(clattn_merge_call) of the caller. NULL `call` is ignored.
+CLATTN_API void clattn_merge_call_init(clattn_merge_call *call, size_t size);
+
+/// Merges and waits. @return see the head of this file. Threads: any.
+CLATTN_API clattn_status clattn_merge_run(clattn_context *ctx, const clattn_merge_call *call);
+
+// ---- int8 --------------------------------------------------------------------------------------
+
+/// Rounds rows of floats in host memory to int8 with a scale each, as CLATTN_DTYPE_I8 of attention
+/// takes them:
+///
+///     scale[r] = max over d of |x[r,d]| / 127,   out[r,d] = x[r,d] / scale[r], to the nearest
+///
+/// ties to even, -127 to 127. A row of zeros has the scale 0. |x - scale * out| is at most half of
+/// the scale, but for float's own rounding.
+/// @param ctx    Its log receives the message of a failure; NULL = silent.
+/// @param x      Rows of `dim` floats, `stride` floats apart.
+/// @param stride At least `dim`; 0 = dim.
+/// @param out    [rows, dim], contiguous.
+/// @param scale  [rows]
+/// @return CLATTN_OK
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL, a negative number, dim below 1, or an element that is
+///                                      not finite, whose row the message names; nothing was
+///                                      written
+///         CLATTN_ERR_STRIDE            stride below dim
+/// Threads: any.
+CLATTN_API clattn_status clattn_quantize_i8(clattn_context *ctx, const float *x, int64_t rows,
+                                            int64_t dim, int64_t stride, int8_t *out, float *scale);
+
+// ---- rotary position embedding -----------------------------------------------------------------
+
+/// Which channels are turned together.
+typedef enum clattn_rotary_pairs {
+    CLATTN_ROTARY_INTERLEAVED = 0, ///< 2t and 2t + 1
+    CLATTN_ROTARY_HALF_SPLIT = 1   ///< t and t + R/2
+} clattn_rotary_pairs;
+
+/// Bits that clattn_rotary_call.faults and clattn_append_call.faults receive beside CLATTN_FAULT_*
+/// of attention.h.
+enum {
+    CLATTN_FAULT_POSITION = 8 ///< a position outside the tables; the nearest one counted
+};
+
+/// Rotary position embedding (Su et al., "RoFormer", arXiv 2104.09864): of the R = `dim` first
+/// channels, pair t of the token at position p is turned by an angle that the tables hold as
+/// cos[p][t] and sin[p][t], usually p * base^(-2t/R):
+///
+///     x' = x * cos - y * sin,   y' = x * sin + y * cos        for the pair (x, y)
+///
+/// Token i of sequence b is at position start + offsets[b] + i.
+typedef struct clattn_rotary {
+    int32_t dim;       ///< R: even, up to the tensor's channels; the channels behind pass
+    int32_t pairs;     ///< enum clattn_rotary_pairs
+    int32_t positions; ///< rows of the tables, at least 1
+    int32_t start;     ///< added to every position
+    /// int32 [batch]; absent = 0, of an append the length before. In host memory a position
+    /// outside the tables is refused (CLATTN_ERR_SHAPE); else CLATTN_FAULT_POSITION says so.
+    clattn_buf offsets;
+    clattn_buf cos_table; ///< float [positions, R/2]
+    clattn_buf sin_table; ///< float [positions, R/2]
+} clattn_rotary;
+
+/// Computes tables for clattn_rotary in double precision: the cosine and sine of p * base^(-2t/R),
+/// [positions, R/2].
+/// @param base 0 = 10000, else over 0 and finite.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL, a negative number of positions, an R
+///         that is odd or below 2, or the base. Threads: any.
+CLATTN_API clattn_status clattn_rotary_tables(int32_t positions, int32_t rotary_dim, double base,
+                                              float *cos_table, float *sin_table);
+
+/// One rotation of queries or keys.
+typedef struct clattn_rotary_call {
+    size_t struct_size; ///< set by clattn_rotary_call_init()
+    uint32_t flags;     ///< CLATTN_NO_FALLBACK (attention.h)
+    int32_t dtype;      ///< enum clattn_dtype of X and Y: f32, f16 or bf16
+    int32_t batch;      ///< 0 succeeds and writes nothing
+    int32_t heads;      ///< at least 1
+    int32_t len;        ///< tokens; 0 succeeds and writes nothing
+    int32_t dim;        ///< channels
+    clattn_rotary rotary; ///< `dim` of it may not be 0
+    clattn_tensor x;    ///< [batch, heads, len, dim]
+    clattn_tensor y;    ///< likewise, written; may be X: the same memory and strides
+    clattn_buf faults;  ///< optional int32, receives CLATTN_FAULT_POSITION by OR
+} clattn_rotary_call;
+
+/// Sets every field of `call` to its default and struct_size to `size`.
+/// @param size sizeof(clattn_rotary_call) of the caller. NULL `call` is ignored.
+CLATTN_API void clattn_rotary_call_init(clattn_rotary_call *call, size_t size);
+
+/// Rotates and waits. @return see the head of this file. Threads: any.
+CLATTN_API clattn_status clattn_rotary_run(clattn_context *ctx, const clattn_rotary_call *call);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // CLATTN_KV_H

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "algo/op.h"
+
+#include <string.h>
+
+#include "call_memory.h"
+
+void cla_op_init(struct cla_op *op, clattn_context *ctx, const char *name, const char *file,
+                 const char *kernel, void *data, size_t data_bytes, size_t args_bytes)
+{
+    memset(op, 0, sizeof *op);
+    memset(data, 0, data_bytes);
+    op->ctx = ctx;
+    op->name = name;
+    op->file = file;
+    op->kernel = kernel;
+    op->data = data;
+    op->data_bytes = data_bytes;
+    op->args_bytes = args_bytes;
+}
+
+// ---- buffers -----------------------------------------------------------------------------------
+
+static struct cla_checker checker(const struct cla_op *op)
+{
+    return (struct cla_checker){NULL, &op->ctx->log, cla_context_mem_facts(op->ctx), op->ctx};
+}
+
+static void add(struct cla_op *op, const char *name, const clattn_buf *buf, size_t end_bytes,
+                enum cla_op_role role, int64_t *offset)
+{
+    const int n = op->num_bufs++;
+    op->buf[n] = *buf;
+    op->same_as[n] = -1;
+    op->bufs[n] = (struct cla_call_buf){.name = name,
+                                        .buf = &op->buf[n],
+                                        .begin_bytes = buf->offset_bytes,
+                                        .end_bytes = end_bytes,
+                                        .offset = offset,
+                                        .output = role != CLA_OP_IN,
+                                        .keeps = role == CLA_OP_KEEPS};
+}
+
+void cla_op_absent(struct cla_op *op, const char *name)
+{
+    const clattn_buf none = {.kind = CLATTN_BUF_ABSENT};
+    add(op, name, &none, 0, CLA_OP_IN, NULL);
+}
+
+clattn_status cla_op_tensor(struct cla_op *op, const char *name, const clattn_tensor *t,
+                            const int64_t extent[3], int64_t dim, int32_t dtype,
+                            enum cla_op_role role, struct cla_fwd_tensor *into)
+{
+    const struct cla_checker c = checker(op);
+    const int64_t e = (int64_t)cla_dtype_bytes(dtype);
+    struct cla_tensor out = {0};
+    clattn_status st =
+        cla_check_tensor(&c, name, t, extent, dim, dtype, role != CLA_OP_IN, &out);
+    if (st != CLATTN_OK)
+        return st;
+    const int n = op->num_bufs;
+    *into = (struct cla_fwd_tensor){out.offset, out.stride[0], out.stride[1], out.stride[2]};
+    add(op, name, &t->buf, out.end_bytes, role, &into->offset);
+    op->tensor[n] = into;
+    op->dim[n] = dim;
+    op->rows_of[n] = (struct cla_buf_rows){{extent[0], extent[1], extent[2]},
+                                           {out.stride[0] * e, out.stride[1] * e,
+                                            out.stride[2] * e},
+                                           (size_t)(dim * e)};
+    // Only a tensor that was checked not to overflow is multiplied out.
+    const struct cla_buf_rows *r = &op->rows_of[n];
+    if (out.end_bytes && role != CLA_OP_IN &&
+        out.end_bytes - t->buf.offset_bytes !=
+            (size_t)(extent[0] * extent[1] * extent[2]) * r->row_bytes)
+        op->bufs[n].rows = r;
+    return CLATTN_OK;
+}
+
+clattn_status cla_op_vector(struct cla_op *op, const char *name, const clattn_buf *buf,
+                            const int64_t extent[3], size_t elem_bytes, enum cla_op_role role,
+                            bool optional, int64_t *offset)
+{
+    const struct cla_checker c = checker(op);
+    struct cla_vector out = {0};
+    if (optional && buf->kind == CLATTN_BUF_ABSENT) {
+        cla_op_absent(op, name);
+        return CLATTN_OK;
+    }
+    clattn_status st = cla_check_vector(&c, name, buf, extent, elem_bytes, &out);
+    if (st != CLATTN_OK)
+        return st;
+    *offset = out.offset;
+    add(op, name, buf, out.end_bytes, role, offset);
+    return CLATTN_OK;
+}
+
+void cla_op_same(struct cla_op *op, int in, int out)
+{
+    const clattn_buf *a = &op->buf[in], *b = &op->buf[out];
+    if (!op->bufs[in].end_bytes || a->kind != b->kind || a->ptr != b->ptr ||
+        a->offset_bytes != b->offset_bytes || op->bufs[in].end_bytes != op->bufs[out].end_bytes)
+        return;
+    const struct cla_buf_rows *r = &op->rows_of[in], *s = &op->rows_of[out];
+    for (int i = 0; i < 3; i++)
+        if (r->extent[i] > 1 && r->stride_bytes[i] != s->stride_bytes[i])
+            return;
+    if (r->row_bytes != s->row_bytes)
+        return;
+    op->same_as[in] = out;
+    op->bufs[in].end_bytes = 0;
+    op->bufs[out].keeps = true; // what is there is read
+}
+
+clattn_status cla_op_check_overlaps(const struct cla_op *op)
+{
+    const cla_mem_fn facts = cla_context_mem_facts(op->ctx);
+    for (int i = 0; i < op->num_bufs; i++) {
+        const struct cla_buf_range a = {op->bufs[i].name, &op->buf[i], op->bufs[i].end_bytes};
+        for (int k = 0; op->bufs[i].output && k < op->num_bufs; k++) {
+            const struct cla_buf_range b = {op->bufs[k].name, &op->buf[k], op->bufs[k].end_bytes};
+            if (k != i && cla_ranges_overlap(&a, &b, facts, op->ctx))
+                return cla_fail(&op->ctx->log, CLATTN_ERR_OVERLAP,
+                                "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", a.name,
+                                a.buf->offset_bytes, a.end_bytes, b.name, b.buf->offset_bytes,
+                                b.end_bytes);
+        }
+    }
+    return CLATTN_OK;
+}
+
+const int32_t *cla_op_host_ints(const clattn_buf *buf)
+{
+    return buf->kind == CLATTN_BUF_HOST
+               ? (const int32_t *)(const void *)((const char *)buf->ptr + buf->offset_bytes)
+               : NULL;
+}
+
+// ---- running -----------------------------------------------------------------------------------
+
+static clattn_status run_on_cpu(struct cla_op *op)
+{
+    void *ptr[CLA_WORK_BUFS] = {NULL};
+    const struct cla_host_work work = {op->compute, op->data, op->data_bytes, op->bufs,
+                                       op->num_bufs};
+    for (int i = 0; i < op->num_bufs; i++) {
+        if (!op->bufs[i].end_bytes)
+            continue;
+        if (op->buf[i].kind == CLATTN_BUF_CL_MEM)
+            return cla_host_work_run(op->ctx, &work);
+        ptr[i] = (char *)op->buf[i].ptr + op->bufs[i].begin_bytes;
+    }
+    return op->compute(op->ctx, op->data, ptr);
+}
+
+clattn_status cla_op_run(struct cla_op *op)
+{
+    bool ready = false;
+    if (op->rows == 0)
+        return CLATTN_OK;
+    if (op->ctx->ocl && !op->on_cpu) {
+        const clattn_status st = cla_op_run_device(op, &ready);
+        if (ready || st != CLATTN_OK)
+            return st;
+    }
+    return run_on_cpu(op);
+}
