@@ -12,11 +12,10 @@
 // each strip. They are read in place, and stay in the cache for all tiles of rows.
 //
 //   global size: strips * heads_kv * batch, strip fastest
-//   local memory: none. Private: q, o and the o before of DIM * TILE_Q floats each, and p of
-//   TILE_K * TILE_Q.
+//   local memory: none. Private: as fused_vector.cl, with the o before in place of o_hi.
 //
-// Literals: those of vector_tile.clh. Slots: CLA_SLOT_*; MASK only under
-// CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE; WORKSPACE, see vector_state.clh.
+// Literals: those of vector_tile.clh. Slots: those of fused_vector.cl; WORKSPACE, see
+// vector_state.clh.
 //
 // Numerics: the first tile of keys writes O, m and l and reads none of them. A tile of rows whose
 // sum over a tile of keys is not finite makes it again, with the hidden pairs left out one by one

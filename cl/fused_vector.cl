@@ -8,10 +8,12 @@
 // One work-item is a work-group and owns a tile of rows (vector_tile.clh, vector_walk.clh).
 //
 //   global size: num_tiles * heads_kv * batch, tile fastest, last first (causal: heavy ones)
-//   local memory: none. Private: q, o, o_hi of DIM * TILE_Q floats each, p of TILE_K * TILE_Q.
+//   local memory: none. Private: q, o, o_hi of DIM * TILE_Q floats each, p of TILE_K * TILE_Q, a
+//   bias as much again, and TILE_K * DIM where K and V are staged.
 //
 // Literals: those of vector_tile.clh.
-// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
+// Slots: CLA_SLOT_*; what a flag CLA_FWD_* stands for only with it, MASK, BIAS and ALIBI only under
+// CLA_MASK_GENERAL, the table only under PAGED, scales only of int8.
 //
 // Numerics: sums have three levels, so that a million keys lose nothing: a tile, FLUSH_TILES tiles,
 // the rest. A tile of rows whose output is not finite everywhere is computed again, with the hidden

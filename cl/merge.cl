@@ -4,6 +4,8 @@
 //   m = max m_k,  L = sum e^(m_k - m) * l_k,  a_k = e^(m_k - m) * l_k / L
 //   O = sum a_k * O_k,  LSE = m + ln L                          over the parts k with l_k != 0
 //
+// The sink, which the parts leave out, takes part in m and L here.
+//
 // A work-group owns a row. Its items take the parts in turn for m, L and a, and quads of channels
 // for O.
 //
@@ -12,7 +14,7 @@
 //
 // Literals: DIM_V, DTYPE_O, and the work-group as the kernels of the parts have it: ITEMS_Q and
 // ITEMS_K, or W (CPU devices), where it has one item.
-// Slots: CLA_SLOT_*; O, WORKSPACE, LSE only with CLA_FWD_HAS_LSE.
+// Slots: CLA_SLOT_*; O, WORKSPACE; LSE, SINKS and lengths only with their flags.
 //
 // Numerics: one part alone stays bit for bit what it was: e^0 = 1, L = l, a = l / l = 1. So does a
 // part that is merged with empty ones, which are left out: whatever their O is does not matter. The

@@ -14,12 +14,12 @@
 //   P * V    SUMS / ROWS vectors of channels x ROWS rows at a time
 //
 //   global size: num_tiles * num_splits * heads_kv * batch, tile fastest, last first (split.clh)
-//   local memory: none. Private: q, o, o_hi of DIM * ROWS floats each, s of TILE_K * ROWS.
+//   local memory: none. Private: q, o, o_hi of DIM * ROWS floats each, s of TILE_K * ROWS, a bias
+//   as much again, and TILE_K * DIM of pages, whose keys are staged (vector_lanes.clh).
 //
-// Literals: DIM_QK, DIM_V, DTYPE_Q, DTYPE_KV, DTYPE_O, MASK_KIND; W = 4, 8 or 16; ROWS = 1, 2, 4 or
-// 8, at most W; TILE_K, a multiple of 8 and of W. HAS_PREFETCH: __builtin_prefetch() compiles.
-// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL; LSE only with CLA_FWD_HAS_LSE and WORKSPACE
-// only with more than one part.
+// Literals: DIM_QK, DIM_V, DTYPE_Q, DTYPE_KV, DTYPE_O, MASK_KIND, PAGED; W = 4, 8 or 16; ROWS = 1,
+// 2, 4 or 8, at most W; TILE_K, a multiple of 8 and of W. HAS_PREFETCH: __builtin_prefetch() compiles.
+// Slots: those of fused_vector.cl; WORKSPACE only with more than one part.
 //
 // Numerics: as fused_vector.cl. A part without keys has m = -INFINITY, l = 0, O = 0.
 

@@ -12,8 +12,7 @@
 //   local memory: none. Private: as fused_vector.cl.
 //
 // Literals: those of vector_tile.clh.
-// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL; LSE only with CLA_FWD_HAS_LSE and WORKSPACE
-// only with more than one part.
+// Slots: those of fused_vector.cl; WORKSPACE only with more than one part.
 //
 // Numerics: as fused_vector.cl. A part without keys has m = -INFINITY, l = 0, O = 0.
 

@@ -8,10 +8,10 @@
 // One work-item is a work-group and owns a tile of rows (vector_tile.clh).
 //
 //   global size: num_tiles * heads_kv * batch, tile fastest, last first (causal: heavy ones)
-//   local memory: none. Private: q, o, o_hi of DIM * TILE_Q floats each, p of TILE_K * TILE_Q.
+//   local memory: none. Private: as fused_vector.cl.
 //
 // Literals: those of vector_tile.clh.
-// Slots: CLA_SLOT_*; MASK only under CLA_MASK_GENERAL, LSE only with CLA_FWD_HAS_LSE.
+// Slots: those of fused_vector.cl.
 //
 // Numerics: sums have three levels, as in fused_vector.cl. A tile of rows whose output isn't finite
 // everywhere goes through loop 2 once more, with the hidden pairs left out one by one and half the
