@@ -23,8 +23,8 @@ uint32_t algo_lacks(int32_t algo)
 {
     switch (algo) {
     case CLATTN_ALGO_TWO_LOOP:
-    case CLATTN_ALGO_FUSED_KV_OUTER: return 1u << NEED_INT8 | 1u << NEED_PACKED | 1u << NEED_PAGED;
-    case CLATTN_ALGO_UNFUSED: return ((1u << NEED_COUNT) - 1) & ~(1u << NEED_WINDOW);
+    case CLATTN_ALGO_FUSED_KV_OUTER:
+    case CLATTN_ALGO_UNFUSED: return 1u << NEED_INT8 | 1u << NEED_PACKED | 1u << NEED_PAGED;
     default: return 0;
     }
 }
