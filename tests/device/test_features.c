@@ -148,7 +148,10 @@ static void test_partly_nan(void **state)
             c.kv_lens = way == 4;
             c.packed_q = c.packed_kv = way == 5;
             c.seed = 40 + (uint64_t)way;
-            if (target_serves(t, &c))
+            // Simulators have time for one way of each kind.
+            const bool left_out =
+                t->level == LEVEL_SMALL && (way % 2 == 1 || input == INPUT_K_PARTLY_NAN);
+            if (target_serves(t, &c) && !left_out)
                 failed += !run_feature(t, &c, NULL);
         }
     assert_int_equal(failed, 0);
@@ -363,16 +366,14 @@ static void set_given(const struct wrong *w, const struct feature_case *c, struc
         memcpy(ints, w->given, ((size_t)c->batch + (w->part != PART_KV_LENS)) * sizeof *ints);
 }
 
-static bool run_wrong(const struct test_target *t, const struct wrong *w, bool on_device)
+static bool run_wrong(const struct test_target *t, const clattn_plan *plan, const struct wrong *w,
+                      bool on_device)
 {
     const struct feature_case c = case_of_wrong(w, on_device);
     struct feature_data d;
     struct feature_memory m;
     clattn_context *ctx = t->device->ctx;
     struct log_capture log = {.errors = 0};
-    if (!target_serves(t, &c))
-        return true;
-    clattn_plan *plan = feature_plan(t, &c);
     feature_inputs(&c, &d);
     set_meant(w, &c, &d);
     feature_expect(&c, &d);
@@ -395,17 +396,27 @@ static bool run_wrong(const struct test_target *t, const struct wrong *w, bool o
     if (!ok)
         printf("  FAILED %s on %s, numbers %s: %s\n", w->name, t->name,
                on_device ? "on the device" : "on the host", clattn_status_string(st));
-    clattn_plan_destroy(&plan);
     feature_memory_free(ctx, &m);
     feature_data_free(&d);
     return ok;
 }
 
+// Rows about the same numbers follow each other and share a plan.
 static int run_wrongs(const struct test_target *t, bool on_device)
 {
     int failed = 0;
-    for (size_t n = 0; n < sizeof wrongs / sizeof *wrongs; n++)
-        failed += !run_wrong(t, &wrongs[n], on_device);
+    clattn_plan *plan = NULL;
+    for (size_t n = 0; n < sizeof wrongs / sizeof *wrongs; n++) {
+        const struct feature_case c = case_of_wrong(&wrongs[n], on_device);
+        if (!target_serves(t, &c))
+            continue;
+        if (n == 0 || !plan || wrongs[n].part != wrongs[n - 1].part) {
+            clattn_plan_destroy(&plan);
+            plan = feature_plan(t, &c);
+        }
+        failed += !run_wrong(t, plan, &wrongs[n], on_device);
+    }
+    clattn_plan_destroy(&plan);
     return failed;
 }
 

@@ -86,7 +86,8 @@ static bool run_plan(const struct test_target *t, const struct feature_case *c,
         }
         if (o || lse)
             feature_outputs(c, d, &m, o, lse);
-        ok = same_bits_again(t, c, plan, &m) && ok;
+        if (t->level > LEVEL_SMALL)
+            ok = same_bits_again(t, c, plan, &m) && ok;
     } else {
         printf("    the call: %s\n", clattn_status_string(st));
     }

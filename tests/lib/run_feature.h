@@ -10,7 +10,8 @@
 // another algorithm or kernel, or came with a warning. Callers destroy it.
 clattn_plan *feature_plan(const struct test_target *t, const struct feature_case *c);
 
-// Runs the case twice, wants the same bits, compares with the expectation. Prints what is wrong
+// Runs the case, twice but in the small selection, and wants the same bits; compares with the
+// expectation. Prints what is wrong
 // with all that is needed to run it again. `worst` (may be NULL) is raised to the largest error as
 // a part of what is tolerated.
 bool run_feature(const struct test_target *t, const struct feature_case *c, double *worst);
