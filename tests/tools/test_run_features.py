@@ -4,8 +4,11 @@
 own lengths, pages. Expectations are computed by the definition in this file."""
 import json
 import math
+import os
 import struct
 import sys
+import tempfile
+import unittest.mock
 
 from tool_case import (CPU, DEVICES, INPUTS, Folder, attention, bf16_bits, from_bf16, main, pattern,
                        read_npy, size_of, swap_axes, to_f16, to_f32)
@@ -354,14 +357,24 @@ class Features(Folder):
 
 
 class FeaturesOnDevice(Features):
-    """By the double reference on the memory of the devices that are expected."""
+    """On the devices that are expected, by their own choice. Programs are kept between the runs, which
+    compile them otherwise each time."""
 
     drivers = True
     test_rounding = test_reports = None
 
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="clattn-test-cache-")
+        cls.addClassCleanup(folder.cleanup)
+        for name, value in (("CLATTN_CACHE", "1"), ("CLATTN_CACHE_DIR", folder.name)):
+            patch = unittest.mock.patch.dict(os.environ, {name: value})
+            patch.start()
+            cls.addClassCleanup(patch.stop)
+
     def setUp(self):
         super().setUp()
-        self.targets = [["--device", d, "--algo=reference"] for d in DEVICES]
+        self.targets = [["--device", d] for d in DEVICES]
 
 
 class FeatureErrors(Folder):
