@@ -25,10 +25,11 @@
 #include "rotary.clh"
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void rotary(
-    const struct cla_rotate_args args, __global const q_elem *x, __global const int *offsets,
+    const struct cla_rotate_args args_in, __global const q_elem *x, __global const int *offsets,
     __global const float *cos_table, __global const float *sin_table, __global o_elem *y,
     volatile __global int *faults)
 {
+    const struct cla_rotate_args args = args_in; // read whole, outside of branches
     const struct cla_rotary_args r = args.rotary;
     const long row = (long)get_group_id(0);
     const long i = row % args.len, bh = row / args.len;

@@ -21,6 +21,13 @@ struct cla_rotate_op {
 clattn_status cla_rotate_op(clattn_context *ctx, const clattn_rotary_call *call,
                             struct cla_rotate_op *out);
 
+struct cla_append_op {
+    struct cla_op op;
+    struct cla_append_data data;
+};
+clattn_status cla_append_op(clattn_context *ctx, const clattn_append_call *call,
+                            struct cla_append_op *out);
+
 // Checks how the tokens of a call are turned. `dim` is the tensor's.
 clattn_status cla_rotary_check(const struct cla_log *log, const clattn_rotary *rotary, int32_t dim);
 // Adds offsets, cosines and sines.

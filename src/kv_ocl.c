@@ -42,3 +42,17 @@ clattn_status clattn_rotary_enqueue(clattn_context *ctx, const clattn_rotary_cal
         st = cla_rotate_op(ctx, call, &rotate);
     return st == CLATTN_OK ? cla_op_enqueue(&rotate.op, &submit) : st;
 }
+
+clattn_status clattn_append_enqueue(clattn_context *ctx, const clattn_append_call *call,
+                                    cl_command_queue queue, cl_uint num_wait, const cl_event *wait,
+                                    cl_event *done)
+{
+    struct cla_append_op append;
+    const struct cla_submit submit = {queue, num_wait, wait, done};
+    if (!ctx)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    clattn_status st = check_queue(ctx, "append", queue, num_wait, wait);
+    if (st == CLATTN_OK)
+        st = cla_append_op(ctx, call, &append);
+    return st == CLATTN_OK ? cla_op_enqueue(&append.op, &submit) : st;
+}

@@ -222,6 +222,21 @@ clattn_status clattn_rotary_enqueue(clattn_context *ctx, const clattn_rotary_cal
     return ctx ? none(&ctx->log) : CLATTN_ERR_INVALID_ARGUMENT;
 }
 
+CLATTN_API clattn_status clattn_append_enqueue(clattn_context *ctx, const clattn_append_call *call,
+                                               void *queue, uint32_t num_wait, const void *wait,
+                                               void *done);
+
+clattn_status clattn_append_enqueue(clattn_context *ctx, const clattn_append_call *call,
+                                    void *queue, uint32_t num_wait, const void *wait, void *done)
+{
+    (void)call;
+    (void)queue;
+    (void)num_wait;
+    (void)wait;
+    (void)done;
+    return ctx ? none(&ctx->log) : CLATTN_ERR_INVALID_ARGUMENT;
+}
+
 clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
                                      const clattn_softmax_call *call, void *queue,
                                      uint32_t num_wait, const void *wait, void *done)

@@ -115,7 +115,8 @@ typedef enum clattn_rotary_pairs {
 /// Bits that clattn_rotary_call.faults and clattn_append_call.faults receive beside CLATTN_FAULT_*
 /// of attention.h.
 enum {
-    CLATTN_FAULT_POSITION = 8 ///< a position outside the tables; the nearest one counted
+    CLATTN_FAULT_POSITION = 8, ///< a position outside the tables; the nearest one counted
+    CLATTN_FAULT_ROOM = 16     ///< a new row lies behind the cache; it was not written
 };
 
 /// Rotary position embedding (Su et al., "RoFormer", arXiv 2104.09864): of the R = `dim` first
@@ -166,6 +167,60 @@ CLATTN_API void clattn_rotary_call_init(clattn_rotary_call *call, size_t size);
 
 /// Rotates and waits. @return see the head of this file. Threads: any.
 CLATTN_API clattn_status clattn_rotary_run(clattn_context *ctx, const clattn_rotary_call *call);
+
+// ---- appending to a cache ----------------------------------------------------------------------
+
+/// New keys and values, written behind those that a cache holds: token i of sequence b becomes row
+/// lens[b] + i. After it the caller's lengths count: clattn does not change them.
+///
+/// The cache is contiguous, or pages as CLATTN_FEATURE_PAGED has them: row j of sequence b is row
+/// j % page_size of page page_table[b][j / page_size]. In int8 (CLATTN_DTYPE_I8) each row gets a
+/// scale as clattn_quantize_i8() gives it; one that is not finite gets zeros and the scale NaN.
+/// Keys can be turned on the way, before they are rounded to the cache's type.
+///
+/// Numbers in host memory are checked: a row without room or without a page is refused before
+/// anything is written. Those in a cl_mem are checked by the kernel: a length below 0 counts as 0,
+/// one above the cache or above len_new as that, a row without room or page is not written, and
+/// `faults` says so.
+///
+/// Where both caches are host memory the CPU path does it, without moving them to a device. Caches
+/// of K and V may interleave in one memory, as [num_pages, 2, page_size, heads, dim] does it, if
+/// they have the same strides; there is no fallback to the CPU path then.
+typedef struct clattn_append_call {
+    size_t struct_size;   ///< set by clattn_append_call_init()
+    uint32_t flags;       ///< CLATTN_NO_FALLBACK (attention.h)
+    int32_t dtype_new;    ///< enum clattn_dtype of k_new and v_new: f32, f16 or bf16
+    int32_t dtype_cache;  ///< enum clattn_dtype of the caches
+    int32_t batch;        ///< sequences; 0 succeeds and writes nothing
+    int32_t heads;        ///< key/value heads, at least 1
+    int32_t len_new;      ///< tokens that k_new and v_new have for each; 0 writes nothing
+    int32_t dim_k;        ///< channels of K
+    int32_t dim_v;        ///< channels of V; 0 = dim_k
+    int32_t capacity;     ///< contiguous: rows of a cache; of pages 0
+    int32_t page_size;    ///< rows in a page; 0 = contiguous
+    int32_t num_pages;    ///< pages in the pool
+    int32_t max_pages;    ///< entries in a row of the page table
+    clattn_tensor k_new;  ///< [batch, heads, len_new, dim_k]
+    clattn_tensor v_new;  ///< likewise with dim_v; absent with v_cache = keys only
+    /// [batch, heads, capacity, dim_k], or the pool [num_pages, heads, page_size, dim_k]; written
+    clattn_tensor k_cache;
+    clattn_tensor v_cache; ///< likewise with dim_v
+    clattn_tensor k_scale; ///< with CLATTN_DTYPE_I8: float, of the cache's shape without channel
+    clattn_tensor v_scale; ///< see k_scale
+    clattn_buf page_table; ///< with pages: int32 [batch, max_pages]
+    clattn_buf lens;       ///< int32 [batch], rows that are there already; absent = 0
+    clattn_buf new_lens;   ///< int32 [batch], tokens that count, 0 to len_new; absent = len_new
+    clattn_rotary rotary;  ///< of K; its `dim` 0 = not turned
+    clattn_buf faults;     ///< optional int32, receives CLATTN_FAULT_* bits by OR
+} clattn_append_call;
+
+/// Sets every field of `call` to its default and struct_size to `size`.
+/// @param size sizeof(clattn_append_call) of the caller. NULL `call` is ignored.
+CLATTN_API void clattn_append_call_init(clattn_append_call *call, size_t size);
+
+/// Appends and waits. @return see the head of this file; CLATTN_ERR_SHAPE where a sequence has no
+/// room, CLATTN_ERR_INVALID_ARGUMENT where a page is missing. Threads: any.
+CLATTN_API clattn_status clattn_append_run(clattn_context *ctx, const clattn_append_call *call);
 
 #ifdef __cplusplus
 }

@@ -115,6 +115,11 @@ CLATTN_API clattn_status clattn_rotary_enqueue(clattn_context *ctx, const clattn
                                                cl_command_queue queue, cl_uint num_wait,
                                                const cl_event *wait, cl_event *done);
 
+/// Enqueues clattn_append_run().
+CLATTN_API clattn_status clattn_append_enqueue(clattn_context *ctx, const clattn_append_call *call,
+                                               cl_command_queue queue, cl_uint num_wait,
+                                               const cl_event *wait, cl_event *done);
+
 #ifdef __cplusplus
 }
 #endif

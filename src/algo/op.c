@@ -31,7 +31,7 @@ static void add(struct cla_op *op, const char *name, const clattn_buf *buf, size
 {
     const int n = op->num_bufs++;
     op->buf[n] = *buf;
-    op->same_as[n] = -1;
+    op->same_as[n] = op->woven_with[n] = -1;
     op->bufs[n] = (struct cla_call_buf){.name = name,
                                         .buf = &op->buf[n],
                                         .begin_bytes = buf->offset_bytes,
@@ -111,6 +111,37 @@ void cla_op_same(struct cla_op *op, int in, int out)
     op->bufs[out].keeps = true; // what is there is read
 }
 
+void cla_op_interleave(struct cla_op *op, int a, int b)
+{
+    const struct cla_buf_rows *r = &op->rows_of[a], *s = &op->rows_of[b];
+    const size_t x = op->bufs[a].begin_bytes, y = op->bufs[b].begin_bytes;
+    // Both are one tensor with an axis of two more: sorted by stride, no axis steps less far than
+    // the smaller ones reach.
+    int64_t extent[4] = {r->extent[0], r->extent[1], r->extent[2], 2};
+    int64_t stride[4] = {r->stride_bytes[0], r->stride_bytes[1], r->stride_bytes[2],
+                         (int64_t)(x < y ? y - x : x - y)};
+    int64_t span = (int64_t)(r->row_bytes > s->row_bytes ? r->row_bytes : s->row_bytes);
+    if (!op->bufs[a].end_bytes || !op->bufs[b].end_bytes || op->buf[a].kind != op->buf[b].kind ||
+        op->buf[a].ptr != op->buf[b].ptr)
+        return;
+    for (int i = 0; i < 3; i++)
+        if (r->extent[i] != s->extent[i] || r->stride_bytes[i] != s->stride_bytes[i])
+            return;
+    for (int done = 0; done < 4; done++) {
+        int least = -1;
+        for (int i = 0; i < 4; i++)
+            if (extent[i] > 0 && (least < 0 || stride[i] < stride[least]))
+                least = i;
+        if (extent[least] > 1 && stride[least] < span)
+            return;
+        span += (extent[least] - 1) * stride[least];
+        extent[least] = 0;
+    }
+    op->woven_with[a] = b;
+    op->woven_with[b] = a;
+    op->no_fallback = true; // a range that two maps would write
+}
+
 clattn_status cla_op_check_overlaps(const struct cla_op *op)
 {
     const cla_mem_fn facts = cla_context_mem_facts(op->ctx);
@@ -118,7 +149,7 @@ clattn_status cla_op_check_overlaps(const struct cla_op *op)
         const struct cla_buf_range a = {op->bufs[i].name, &op->buf[i], op->bufs[i].end_bytes};
         for (int k = 0; op->bufs[i].output && k < op->num_bufs; k++) {
             const struct cla_buf_range b = {op->bufs[k].name, &op->buf[k], op->bufs[k].end_bytes};
-            if (k != i && cla_ranges_overlap(&a, &b, facts, op->ctx))
+            if (k != i && k != op->woven_with[i] && cla_ranges_overlap(&a, &b, facts, op->ctx))
                 return cla_fail(&op->ctx->log, CLATTN_ERR_OVERLAP,
                                 "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", a.name,
                                 a.buf->offset_bytes, a.end_bytes, b.name, b.buf->offset_bytes,

@@ -35,6 +35,7 @@ struct cla_op {
     struct cla_buf_rows rows_of[CLA_WORK_BUFS];   // of tensors
     int64_t dim[CLA_WORK_BUFS];                   // elements of such a row
     int same_as[CLA_WORK_BUFS];                   // the output that this buffer is, or -1
+    int woven_with[CLA_WORK_BUFS];                // the output it interleaves with, or -1
 };
 
 // Begins an operation without buffers.
@@ -54,6 +55,10 @@ void cla_op_absent(struct cla_op *op, const char *name);
 
 // Where buffer `in` has the same memory and strides as output `out`, it is that one.
 void cla_op_same(struct cla_op *op, int in, int out);
+
+// Outputs a and b have the same strides and type and interleave in one memory, where none of their
+// elements meet: their ranges may overlap then.
+void cla_op_interleave(struct cla_op *op, int a, int b);
 
 // That no output overlaps another buffer. Logs what is wrong.
 clattn_status cla_op_check_overlaps(const struct cla_op *op);

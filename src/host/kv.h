@@ -25,6 +25,14 @@ struct cla_rotate_data {
 // X that is NULL is Y.
 void cla_host_rotary(const struct cla_rotate_data *data, void *const *ptr, int32_t threads);
 
+struct cla_append_data {
+    struct cla_append_args args;
+    int64_t rows; // of K, then as many of V where there is V
+    int32_t dtype_new, dtype_cache;
+};
+
+void cla_host_append(const struct cla_append_data *data, void *const *ptr, int32_t threads);
+
 // Rounds `dim` floats to int8 and returns their scale: NaN, and zeros, where one is not finite.
 float cla_host_quantize_row(const float *x, int64_t dim, int8_t *out);
 
