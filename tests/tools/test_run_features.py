@@ -52,9 +52,9 @@ def quantized(values, dim):
 
 
 class Features(Folder):
-    """By the double reference."""
+    """On the CPU path and by the double reference."""
 
-    targets = [REFERENCE]
+    targets = [CPU, REFERENCE]
 
     def full(self):
         return self.Q_SHAPE, self.q, self.K_SHAPE, self.k, self.v
