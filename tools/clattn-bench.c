@@ -47,7 +47,8 @@ static const char help_problem[] =
     "                   other, the median over the pairs. A variant is one or several of plain,\n"
     "                   causal, window=L:R, mask, bias, alibi, softcap, sinks, kv-lens, packed,\n"
     "                   page=N, f16, bf16, kv-f16, kv-bf16, int8 with + between them; mask, bias\n"
-    "                   and softcap may have =AXES and =X. work speed is the ratio of GFLOP/s\n";
+    "                   and softcap may have =AXES and =X. work speed is the ratio of GFLOP/s,\n"
+    "                   cpu speed that of the processor times, which other programs disturb less\n";
 
 static const char help_rest[] =
     "  --algo ALGO,...  auto (default), host, reference, fused, split_kv, two_loop,\n"

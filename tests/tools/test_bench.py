@@ -193,6 +193,7 @@ class Bench(Folder):
         part = [1, 65 / 128, (4 * 64 - 6) / 4096]
         for row, work in zip(rows, part):
             self.assertGreater(row["pairs"], 0)
+            self.assertGreater(row["cpu_speed"], 0)
             self.assertTrue(row["q1_speed"] <= row["speed"] <= row["q3_speed"], row)
             self.assertAlmostEqual(row["work_speed"], row["speed"] * work, places=4)
         # A causal problem has half the work; by far not that of the window.

@@ -36,7 +36,7 @@ static size_t make(unsigned char *file, int major, const char *header, const voi
     return used + bytes;
 }
 
-static bool read_bytes(const void *file, size_t size, enum tool_npy_dtype dtype, int ndim,
+static bool read_bytes(const void *file, size_t size, unsigned dtypes, int ndim,
                        struct tool_npy *npy, char why[256])
 {
     FILE *stream = tmpfile();
@@ -45,7 +45,7 @@ static bool read_bytes(const void *file, size_t size, enum tool_npy_dtype dtype,
     assert_int_equal(fwrite(file, 1, size, stream), size);
     rewind(stream);
     why[0] = 0;
-    bool ok = tool_npy_read_stream(stream, dtype, ndim, npy, why, 256);
+    bool ok = tool_npy_read_stream(stream, dtypes, ndim, npy, why, 256);
     fclose(stream);
     if (!ok) {
         assert_true(why[0] != 0);
@@ -284,6 +284,53 @@ static void test_pipe(void **state)
     }
 }
 
+// Of several types the file's own one counts, and 0 axes stand for 1 or 2.
+static void test_types(void **state)
+{
+    static const struct {
+        const char *descr;
+        enum tool_npy_dtype dtype;
+        size_t size;
+    } types[] = {{"<f4", TOOL_NPY_F32, 4}, {"|b1", TOOL_NPY_BOOL, 1}, {"<f2", TOOL_NPY_F16, 2},
+                 {"<u2", TOOL_NPY_U16, 2}, {"<i4", TOOL_NPY_I32, 4}, {"<i8", TOOL_NPY_I64, 8}};
+    enum { TYPES = sizeof types / sizeof *types };
+
+    (void)state;
+    for (int i = 0; i < TYPES; i++) {
+        unsigned char file[FILE_MAX], data[24];
+        struct tool_npy npy;
+        char why[256], header[128];
+        for (size_t n = 0; n < sizeof data; n++)
+            data[n] = (unsigned char)(n + 1);
+        snprintf(header, sizeof header,
+                 "{'descr': '%s', 'fortran_order': False, 'shape': (3,), }\n", types[i].descr);
+        const size_t size = make(file, 1, header, data, 3 * types[i].size);
+        for (unsigned wanted = 1; wanted < 1u << TYPES; wanted++) {
+            const bool fits = wanted & (unsigned)types[i].dtype;
+            assert_int_equal(read_bytes(file, size, wanted, 0, &npy, why), fits);
+            if (fits) {
+                assert_int_equal(npy.dtype, types[i].dtype);
+                assert_int_equal(npy.bytes, 3 * types[i].size);
+                assert_memory_equal(npy.data, data, npy.bytes);
+                tool_npy_free(&npy);
+            } else if (!strstr(why, types[i].descr)) {
+                fail_msg("%s: '%s'", types[i].descr, why);
+            }
+        }
+        assert_false(read_bytes(file, size, (unsigned)types[i].dtype, 2, &npy, why));
+    }
+    unsigned char file[FILE_MAX];
+    struct tool_npy npy;
+    char why[256];
+    size_t size = make(file, 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2, 3), }\n",
+                       six, sizeof six);
+    assert_false(read_bytes(file, size, TOOL_NPY_F32, 0, &npy, why));
+    assert_non_null(strstr(why, "it has 3 axes, but 1 or 2"));
+    size = make(file, 1, HEAD("'<f8'", "False", "(2, 3)"), six, sizeof six);
+    assert_false(read_bytes(file, size, TOOL_NPY_F32 | TOOL_NPY_F16 | TOOL_NPY_U16, 2, &npy, why));
+    assert_non_null(strstr(why, "float32 ('<f4'), float16 ('<f2') or uint16 ('<u2') is needed"));
+}
+
 static void test_round_trip(void **state)
 {
     static const int64_t shapes[][4] = {{2, 3, 1, 1}, {6, 1, 1, 1}, {1, 1, 2, 3}, {5, 0, 2, 1}};
@@ -355,8 +402,8 @@ int main(void)
         cmocka_unit_test(test_good_headers), cmocka_unit_test(test_bool_and_empty),
         cmocka_unit_test(test_bad_headers),  cmocka_unit_test(test_bad_start),
         cmocka_unit_test(test_truncated_anywhere), cmocka_unit_test(test_mutations),
-        cmocka_unit_test(test_pipe),         cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_compare),
+        cmocka_unit_test(test_pipe),         cmocka_unit_test(test_types),
+        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_compare),
     };
     return cmocka_run_group_tests_name("npy", tests, NULL, NULL);
 }

@@ -4,8 +4,11 @@
 own lengths, pages. Expectations are computed by the definition in this file."""
 import json
 import math
+import os
 import struct
 import sys
+import tempfile
+import unittest.mock
 
 from tool_case import (CPU, DEVICES, INPUTS, Folder, attention, bf16_bits, from_bf16, main, pattern,
                        read_npy, size_of, swap_axes, to_f16, to_f32)
@@ -49,9 +52,9 @@ def quantized(values, dim):
 
 
 class Features(Folder):
-    """By the double reference."""
+    """On the CPU path and by the double reference."""
 
-    targets = [REFERENCE]
+    targets = [CPU, REFERENCE]
 
     def full(self):
         return self.Q_SHAPE, self.q, self.K_SHAPE, self.k, self.v
@@ -302,6 +305,32 @@ class Features(Folder):
                         *target)
             self.assert_close(read_npy(self.path("o.npy"))[1], join(parts)[1])
 
+    def test_nothing_to_do(self):
+        """No sequences, only empty ones, no keys, no pages: zeros and -inf."""
+        self.save("none.npy", (0, 2, 3, 4), [])
+        self.save("k.npy", (1, 2, 3, 4), [1.0] * 24)
+        for name, cu in (("cu1", (0,)), ("cu3", (0, 0, 0)), ("cu_kv", (0, 1, 3)),
+                         ("some", (0, 1, 2))):
+            self.save(name + ".npy", (len(cu),), cu, descr="<i4")
+        for total in (2, 0):
+            self.save("q.npy", (1, 2, total, 4), [1.0] * (8 * total))
+            for k, args in (("none", ["--cu-seqlens-q=cu1.npy"]),
+                            ("k", ["--cu-seqlens-q=cu1.npy", "--cu-seqlens-kv=cu1.npy"]),
+                            ("k", ["--cu-seqlens-q=cu3.npy", "--cu-seqlens-kv=cu_kv.npy"]),
+                            ("k", ["--cu-seqlens-q=cu3.npy", "--cu-seqlens-kv=cu3.npy"]),
+                            *([("k", ["--cu-seqlens-q=some.npy", "--cu-seqlens-kv=cu3.npy"])]
+                              if total else [])):
+                self.check([0.0] * (8 * total), [-math.inf] * (2 * total), *args,
+                           inputs=["-q", "q.npy", "-k", k + ".npy", "-v", k + ".npy"],
+                           o_shape=(1, 2, total, 4))
+        self.save("q.npy", (2, 2, 1, 4), [1.0] * 16)
+        self.save("lens.npy", (2,), (0, 0), descr="<i4")
+        for pages, width in ((0, 0), (1, 1)):
+            self.save("k.npy", (pages, 2, 4, 4), [math.nan] * (32 * pages))
+            self.save("table.npy", (2, width), [9] * (2 * width), descr="<i4")
+            self.check([0.0] * 16, [-math.inf] * 4, "--page-table=table.npy", "--kv-lens=lens.npy",
+                       inputs=["-q", "q.npy", "-k", "k.npy", "-v", "k.npy"], o_shape=(2, 2, 1, 4))
+
     def test_pages(self):
         """Pages of 4 keys in another order, NaN where nothing may be read."""
         lens, table = (9, 5), ((4, 0, 3, -7), (2, 5, 99, 99))
@@ -354,14 +383,24 @@ class Features(Folder):
 
 
 class FeaturesOnDevice(Features):
-    """By the double reference on the memory of the devices that are expected."""
+    """On the devices that are expected, by their own choice. Programs are kept between the runs,
+    each of which compiles them otherwise."""
 
     drivers = True
     test_rounding = test_reports = None
 
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="clattn-test-cache-")
+        cls.addClassCleanup(folder.cleanup)
+        for name, value in (("CLATTN_CACHE", "1"), ("CLATTN_CACHE_DIR", folder.name)):
+            patch = unittest.mock.patch.dict(os.environ, {name: value})
+            patch.start()
+            cls.addClassCleanup(patch.stop)
+
     def setUp(self):
         super().setUp()
-        self.targets = [["--device", d, "--algo=reference"] for d in DEVICES]
+        self.targets = [["--device", d] for d in DEVICES]
 
 
 class FeatureErrors(Folder):

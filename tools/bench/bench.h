@@ -188,9 +188,9 @@ clattn_status bench_time(struct tool_session *peak, const struct bench_work *wor
                          struct bench_result *r);
 
 // Two works in turn. `speed` is the time of the first one by the time of the second one, median and
-// quartiles over the pairs.
+// quartiles over the pairs; `cpu_speed` the median of the same by processor time.
 struct bench_pair {
-    double ms[2], speed, q1_speed, q3_speed;
+    double ms[2], speed, q1_speed, q3_speed, cpu_speed;
     size_t pairs;
 };
 clattn_status bench_time_pair(const struct bench_work work[2], int32_t runs, struct bench_pair *r);

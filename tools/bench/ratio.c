@@ -8,7 +8,7 @@
 #include "lib/say.h"
 
 enum { COL_DEVICE, COL_SHAPE, COL_ALGO, COL_VARIANT, COL_PLAIN, COL_MS, COL_SPEED, COL_QUARTILES,
-       COL_WORK, COL_RATE, COL_PAIRS, COL_ERROR, COLUMNS };
+       COL_CPU, COL_WORK, COL_RATE, COL_PAIRS, COL_ERROR, COLUMNS };
 
 struct libscols_table *bench_ratio_table(const struct bench_options *opt)
 {
@@ -17,7 +17,8 @@ struct libscols_table *bench_ratio_table(const struct bench_options *opt)
         [COL_ALGO] = {"ALGORITHM", false, false}, [COL_VARIANT] = {"VARIANT", false, false},
         [COL_PLAIN] = {"PLAIN MS", true, false},  [COL_MS] = {"MS", true, false},
         [COL_SPEED] = {"SPEED", true, false},     [COL_QUARTILES] = {"QUARTILES", true, false},
-        [COL_WORK] = {"WORK SPEED", true, false}, [COL_RATE] = {"GFLOP/S", true, false},
+        [COL_CPU] = {"CPU SPEED", true, false},   [COL_WORK] = {"WORK SPEED", true, false},
+        [COL_RATE] = {"GFLOP/S", true, false},
         [COL_PAIRS] = {"PAIRS", true, false},     [COL_ERROR] = {"MAX ERROR", true, false}};
 
     return opt->json ? NULL : tool_table_create(columns, COLUMNS, true);
@@ -48,7 +49,7 @@ static void add_json(const struct tool_session *s, const struct bench_item *item
         double value;
     } numbers[] = {{"plain_ms", r->pair.ms[0]}, {"ms", r->pair.ms[1]}, {"speed", r->pair.speed},
                    {"q1_speed", r->pair.q1_speed}, {"q3_speed", r->pair.q3_speed},
-                   {"work_speed", work_speed(r)},
+                   {"cpu_speed", r->pair.cpu_speed}, {"work_speed", work_speed(r)},
                    {"plain_gflops", rate(r->plain, r->pair.ms[0])},
                    {"gflops", rate(r->a, r->pair.ms[1])}, {"max_error", r->a->max_error}};
     json_t *o = bench_json_item(s, item, "ok");
@@ -81,6 +82,7 @@ static void add_line(struct libscols_table *table, const struct tool_session *s,
     snprintf(text[COL_MS], sizeof *text, "%.3f", r->pair.ms[1]);
     snprintf(text[COL_SPEED], sizeof *text, "%.3f", r->pair.speed);
     snprintf(text[COL_QUARTILES], sizeof *text, "%.3f..%.3f", r->pair.q1_speed, r->pair.q3_speed);
+    snprintf(text[COL_CPU], sizeof *text, "%.3f", r->pair.cpu_speed);
     snprintf(text[COL_WORK], sizeof *text, "%.3f", work_speed(r));
     snprintf(text[COL_RATE], sizeof *text, "%.1f", rate(r->a, r->pair.ms[1]));
     snprintf(text[COL_PAIRS], sizeof *text, "%zu", r->pair.pairs);

@@ -174,36 +174,61 @@ clattn_status bench_time(struct tool_session *peak, const struct bench_work *wor
 
 enum { PAIRS_MAX = 1000 };
 
-// As many runs as take min_block_ms or longer.
-static clattn_status time_runs(const struct bench_work *work, int runs, double *ms)
+struct block {
+    double ms, cpu_ms; // of a run
+};
+
+static clattn_status time_runs(const struct bench_work *work, int runs, struct block *block)
 {
     clattn_status st = CLATTN_OK;
-    const double start = tool_now_ms();
+    const double cpu = tool_cpu_ms(), start = tool_now_ms();
 
     for (int i = 0; st == CLATTN_OK && i < runs; i++)
         st = work->run(work->user);
-    *ms = (tool_now_ms() - start) / runs;
+    block->ms = (tool_now_ms() - start) / runs;
+    block->cpu_ms = (tool_cpu_ms() - cpu) / runs;
     return st;
 }
 
+// As many runs as take min_block_ms or longer.
 static clattn_status runs_of_block(const struct bench_work *work, int *runs)
 {
-    double ms = 0;
-    clattn_status st = time_runs(work, 1, &ms);
+    struct block block;
+    clattn_status st = time_runs(work, 1, &block);
 
     // A second time, since the first run may have compiled or moved memory.
     if (st == CLATTN_OK)
-        st = time_runs(work, 1, &ms);
-    *runs = ms < min_block_ms ? (int)fmin(min_block_ms / fmax(ms, 1e-3), 1e4) + 1 : 1;
+        st = time_runs(work, 1, &block);
+    *runs = block.ms < min_block_ms ? (int)fmin(min_block_ms / fmax(block.ms, 1e-3), 1e4) + 1 : 1;
     return st;
+}
+
+static void finish_pairs(const struct block *first, const struct block *second, size_t n,
+                         struct bench_pair *r)
+{
+    double ms[2][PAIRS_MAX], speed[2][PAIRS_MAX];
+
+    for (size_t i = 0; i < n; i++) {
+        ms[0][i] = 0.5 * (first[i].ms + first[i + 1].ms);
+        ms[1][i] = second[i].ms;
+        speed[0][i] = ms[0][i] / ms[1][i];
+        speed[1][i] = 0.5 * (first[i].cpu_ms + first[i + 1].cpu_ms) / second[i].cpu_ms;
+    }
+    r->pairs = n;
+    for (int k = 0; k < 2; k++)
+        r->ms[k] = tool_median(ms[k], n);
+    r->speed = tool_median(speed[0], n); // sorts
+    r->q1_speed = quantile(speed[0], n, 0.25);
+    r->q3_speed = quantile(speed[0], n, 0.75);
+    r->cpu_speed = tool_median(speed[1], n);
 }
 
 // The first work before and after each block of the second: the mean of both stands against it, so
 // that a machine that grows slower or faster at a steady pace makes no difference.
 clattn_status bench_time_pair(const struct bench_work work[2], int32_t runs, struct bench_pair *r)
 {
-    double first[PAIRS_MAX + 1], second[PAIRS_MAX], speed[PAIRS_MAX];
-    int count[2];
+    struct block first[PAIRS_MAX + 1], second[PAIRS_MAX];
+    int count[2] = {1, 1};
     size_t n = 0;
 
     clattn_status st = runs_of_block(&work[0], &count[0]);
@@ -216,17 +241,9 @@ clattn_status bench_time_pair(const struct bench_work work[2], int32_t runs, str
            (n < (size_t)runs || tool_now_ms() - start < min_total_ms)) {
         st = time_runs(&work[1], count[1], &second[n]);
         if (st == CLATTN_OK)
-            st = time_runs(&work[0], count[0], &first[n + 1]);
-        speed[n] = 0.5 * (first[n] + first[n + 1]) / second[n];
-        n++;
+            st = time_runs(&work[0], count[0], &first[++n]);
     }
-    if (st != CLATTN_OK)
-        return st;
-    r->pairs = n;
-    r->ms[0] = tool_median(first, n + 1);
-    r->ms[1] = tool_median(second, n);
-    r->speed = tool_median(speed, n); // sorts
-    r->q1_speed = quantile(speed, n, 0.25);
-    r->q3_speed = quantile(speed, n, 0.75);
-    return CLATTN_OK;
+    if (st == CLATTN_OK)
+        finish_pairs(first, second, n, r);
+    return st;
 }
