@@ -33,8 +33,7 @@ void fused_group(FWD_PARAMS)
     struct place at;
     struct span keys;
     struct pairs pairs;
-    if (!find_place(&at, &a, &mem, get_group_id(0), item))
-        return;
+    find_place(&at, &a, &mem, get_group_id(0));
     find_span(&keys, &a, &at);
     struct sums sum;
 
@@ -54,4 +53,5 @@ void fused_group(FWD_PARAMS)
         if (GROUP_ROW(item, n) < at.rows)
             store_row(&sum, &a, &at, o_mem, lse_mem, n, l, unscale * f, item);
     }
+    report_faults(&args, &mem, at.b, item == 0 && at.g == 0 && get_group_id(0) % a.num_tiles == 0);
 }

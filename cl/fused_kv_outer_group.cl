@@ -67,11 +67,12 @@ void fused_kv_outer_group(FWD_PARAMS)
     struct pairs pairs;
     at.b = (int)(head / a.heads_kv);
     at.g = (int)(head % a.heads_kv);
-    enter_sequence(&a, &mem, at.b, item == 0 && strip == 0 && at.g == 0);
+    enter_sequence(&a, &mem, at.b, false);
     const int begin = window_begin(&a, 0);
     const int end = window_end(&a, a.len_q - 1);
     clear_flags(flag, &pairs, item);
     barrier(CLK_LOCAL_MEM_FENCE);
+    const int tiles = (int)((row_count(&a) + TILE_Q - 1) / TILE_Q);
     // The first round is there also where there are no keys, since it writes O.
     const int rounds = max((int)(((long)end - begin + TILE_K - 1) / TILE_K), 1);
 
@@ -82,12 +83,11 @@ void fused_kv_outer_group(FWD_PARAMS)
         load_keys(kv_tile, &a, &mem, &at, k_mem, false, k0, end, 0, item);
         load_keys(v_tile, &a, &mem, &at, v_mem, true, k0, end, 0, item);
 #endif
-        for (int tile = strip; tile < a.num_tiles; tile += strips) {
+        for (int tile = strip; tile < tiles; tile += strips) {
             struct span keys;
             struct state st;
             struct sums sum;
-            if (!place_rows(&at, &a, tile * (long)TILE_Q))
-                break; // behind the last row of the sequence
+            place_rows(&at, &a, tile * (long)TILE_Q);
             find_span(&keys, &a, &at);
             find_state(&st, &a, workspace, head, tile);
             const bool any = keys.begin < keys.end;
@@ -160,4 +160,5 @@ void fused_kv_outer_group(FWD_PARAMS)
             }
         }
     }
+    report_faults(&args, &mem, at.b, item == 0 && at.g == 0 && strip == 0);
 }

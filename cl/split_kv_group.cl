@@ -71,8 +71,7 @@ void split_kv_group(FWD_PARAMS)
     struct place at;
     struct span keys;
     struct pairs pairs;
-    if (!find_place(&at, &a, &mem, whole_id(&a, id), item))
-        return;
+    find_place(&at, &a, &mem, whole_id(&a, id));
     find_span(&keys, &a, &at);
     cut_keys(&keys.begin, &keys.end, &a, part_id);
     keys.full_end = min(keys.full_end, keys.end);
@@ -102,4 +101,5 @@ void split_kv_group(FWD_PARAMS)
                        unscale, item);
         }
     }
+    report_faults(&args, &mem, at.b, item == 0 && at.g == 0 && id % a.num_tiles == 0);
 }

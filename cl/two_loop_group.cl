@@ -67,8 +67,7 @@ void two_loop_group(FWD_PARAMS)
     struct place at;
     struct span keys;
     struct pairs pairs;
-    if (!find_place(&at, &a, &mem, get_group_id(0), item))
-        return;
+    find_place(&at, &a, &mem, get_group_id(0));
     find_span(&keys, &a, &at);
     const int tiles = span_tiles(&keys);
     struct sums sum;
@@ -142,4 +141,5 @@ void two_loop_group(FWD_PARAMS)
                       l[n] == 0.0f || isnan(l[n]) ? l[n] : 1.0f, passes > 1 ? 2.0f : 1.0f,
                       item);
     }
+    report_faults(&args, &mem, at.b, item == 0 && at.g == 0 && get_group_id(0) % a.num_tiles == 0);
 }
