@@ -140,7 +140,7 @@ void cla_host_tile(const struct cla_problem *p, int32_t *width, int32_t *tile_q,
     const struct cla_host_kernel *kernel = cla_host_kernels()[0];
     const int64_t rows = (int64_t)p->max_len_q * p->group;
     *width = kernel->width;
-    *tile_q = few_rows(kernel, rows) ? (int32_t)rows : kernel->tile_q;
+    *tile_q = few_rows(kernel, rows) ? (int32_t)rows : kernel->tile_q * kernel->tiles(p);
     *tile_k = kernel->tile_k(p);
 }
 
@@ -158,16 +158,25 @@ struct cut {
     float *scratch, *parts;
 };
 
+// Rows of a job. Large jobs read keys less often, but each thread should find a few.
+static int32_t job_rows(const struct cut *c, int32_t threads)
+{
+    const struct cla_problem *p = c->f.p;
+    if (c->few)
+        return (int32_t)c->rows;
+    const int64_t tiles = (c->rows + c->kernel->tile_q - 1) / c->kernel->tile_q;
+    const int64_t heads = (int64_t)c->f.call->batch * p->heads_kv;
+    int64_t n = c->kernel->tiles(p);
+    n = n < tiles ? n : tiles;
+    while (n > 1 && heads * ((tiles + n - 1) / n) < 4 * (int64_t)threads)
+        n--;
+    return (int32_t)n * c->kernel->tile_q;
+}
+
 static void cut_call(struct cut *c, int32_t threads)
 {
     const struct cla_problem *p = c->f.p;
     const struct cla_call *call = c->f.call;
-    c->rows = (int64_t)call->len_q * p->group;
-    c->few = few_rows(c->kernel, c->rows);
-    c->tile_q = c->few ? (int32_t)c->rows : c->kernel->tile_q;
-    c->tiles = (c->rows + c->tile_q - 1) / c->tile_q;
-    c->scratch_floats = c->kernel->scratch_floats(p);
-
     const double flops = 2.0 * call->batch * p->heads_q * call->len_q * (double)call->len_kv *
                          (p->dim_qk + p->dim_v);
     // A forked child has one thread, but must cut as its parent did: same call, same bits.
@@ -176,6 +185,12 @@ static void cut_call(struct cut *c, int32_t threads)
         threads = team;
     if (flops < MIN_PARALLEL_FLOPS)
         threads = 1;
+    c->rows = (int64_t)call->len_q * p->group;
+    c->few = few_rows(c->kernel, c->rows);
+    c->tile_q = job_rows(c, threads);
+    c->tiles = (c->rows + c->tile_q - 1) / c->tile_q;
+    c->scratch_floats = c->kernel->scratch_floats(p);
+
     const int64_t whole = (int64_t)call->batch * p->heads_kv * c->tiles;
     c->splits = 1;
     if (threads > 1 && whole < 2 * (int64_t)threads) {

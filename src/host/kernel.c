@@ -62,6 +62,7 @@ const struct cla_host_kernel NAME(CLA_HOST_ISA) = {
     .width = W,
     .tile_q = TQ,
     .few_rows = FEW_MAX < W ? FEW_MAX : W,
+    .tiles = tile_count,
     .tile_k = tile_keys,
     .scratch_floats = scratch_floats,
     .tile = run_tile,

@@ -31,8 +31,10 @@ struct cla_host_job {
 struct cla_host_kernel {
     const char *isa;
     int32_t width;    // floats in a vector
-    int32_t tile_q;   // rows of a job of tile()
+    int32_t tile_q;   // rows of a tile
     int32_t few_rows; // up to so many rows per key head, few() is faster
+    // Most tiles that a job of tile() may have; the more, the less time goes into reading keys.
+    int32_t (*tiles)(const struct cla_problem *p);
     // Keys in a tile.
     int32_t (*tile_k)(const struct cla_problem *p);
     // Scratch of one thread in floats, a multiple of 16, for tile() and few() alike.

@@ -138,14 +138,16 @@ static void tile_flush(struct tile *t)
         }
 }
 
-// One tile of keys, of which those that no row sees are not read.
-static void tile_step(struct tile *t, int32_t key, int32_t n)
+// One tile of keys. Those that no row sees are not read.
+static void tile_step(struct tile *t, int32_t key, int32_t n, bool *staged)
 {
+    if (key >= t->key1 || key + (n - 1) < t->key0)
+        return;
     if (t->vis && !tile_load_mask(t, key, n))
         return;
     if (t->bias && !tile_load_bias(t, key, n))
         return;
-    tile_find_k(t, key, n);
+    tile_find_keys(t, key, n, staged);
     tile_scores(t, n);
     tile_finish_scores(t, key, n);
     vf alpha[QV];
@@ -153,12 +155,10 @@ static void tile_step(struct tile *t, int32_t key, int32_t n)
         tile_weights_careful(t, n, alpha);
     else
         tile_weights(t, n, alpha);
-    tile_find_v(t, key, n);
     tile_pv(t, n, alpha);
 }
 
-// One pass over the keys of the job. Returns whether the second level was used.
-static bool tile_sweep(struct tile *t)
+static void tile_clear(struct tile *t)
 {
     for (int v = 0; v < QV; v++) {
         t->m[v] = t->m_hi[v] = vec_splat(-INFINITY);
@@ -167,23 +167,36 @@ static bool tile_sweep(struct tile *t)
     memset(t->o, 0, sizeof(vf) * QV * (size_t)t->dim_v);
     if (t->job->key1 - t->job->key0 >= FLUSH_KEYS)
         memset(t->o_hi, 0, sizeof(vf) * QV * (size_t)t->dim_v);
+}
+
+// One pass over the keys of the job for `count` tiles of rows. Returns whether the second level was
+// used.
+static bool tile_sweep(struct tile *tiles, int32_t count)
+{
+    const struct cla_host_job *job = tiles->job;
+    const int32_t tile_k = tiles->tile_k;
+    for (int32_t i = 0; i < count; i++)
+        tile_clear(&tiles[i]);
     bool flushed = false;
     int32_t since = 0;
-    for (int32_t key = t->job->key0; key < t->job->key1; key += t->tile_k) {
-        const int32_t left = t->job->key1 - key;
-        const int32_t n = left < t->tile_k ? left : t->tile_k;
-        tile_step(t, key, n);
+    for (int32_t key = job->key0; key < job->key1; key += tile_k) {
+        const int32_t left = job->key1 - key;
+        const int32_t n = left < tile_k ? left : tile_k;
+        bool staged = false;
+        for (int32_t i = 0; i < count; i++)
+            tile_step(&tiles[i], key, n, &staged);
         since += n;
         if (since >= FLUSH_KEYS) {
-            tile_flush(t);
+            for (int32_t i = 0; i < count; i++)
+                tile_flush(&tiles[i]);
             since = 0;
             flushed = true;
         }
-        if (left <= t->tile_k)
+        if (left <= tile_k)
             break; // key + tile_k might overflow
     }
-    if (flushed)
-        tile_flush(t);
+    for (int32_t i = 0; flushed && i < count; i++)
+        tile_flush(&tiles[i]);
     return flushed;
 }
 
@@ -192,7 +205,7 @@ static void *tile_o_row(const struct tile *t, int32_t lane, int32_t *dtype)
 {
     *dtype = CLATTN_DTYPE_F32;
     if (t->job->part)
-        return t->job->part + 2 * t->job->rows + (int64_t)lane * t->dim_v;
+        return t->job->part + 2 * t->job->rows + (int64_t)(t->lane0 + lane) * t->dim_v;
     const struct cla_call *call = t->f->call;
     const int64_t at = cla_query_at(call, &call->o, t->job->b, t->head[lane], t->query[lane]);
     *dtype = t->f->p->dtype_o;
@@ -202,7 +215,7 @@ static void *tile_o_row(const struct tile *t, int32_t lane, int32_t *dtype)
 // Fetches the rows of O for writing while there is still something to compute.
 static void tile_prefetch_o(const struct tile *t)
 {
-    for (int32_t lane = 0; lane < t->job->rows; lane++) {
+    for (int32_t lane = 0; lane < t->rows; lane++) {
         int32_t dtype;
         const char *row = tile_o_row(t, lane, &dtype);
         const int32_t bytes = t->dim_v * (int32_t)cla_dtype_bytes(dtype);
@@ -252,7 +265,7 @@ static bool tile_normalise(struct tile *t, vf *o, const struct tile_end *e)
             o[d * QV + v] = x;
             bad[v] = vec_fma(x, vec_splat(0.0f), bad[v]);
         }
-    for (int32_t lane = 0; lane < t->job->rows; lane++)
+    for (int32_t lane = 0; lane < t->rows; lane++)
         if (bad[lane / W][lane % W] != 0.0f)
             return false;
     return true;
@@ -262,12 +275,12 @@ static void tile_store_lse(const struct tile *t, const struct tile_end *e)
 {
     const struct cla_call *call = t->f->call;
     float *lse = t->f->p->lse ? t->f->mem->lse : NULL;
-    for (int32_t lane = 0; lane < t->job->rows; lane++) {
+    for (int32_t lane = 0; lane < t->rows; lane++) {
         const float m = e->m[lane / W][lane % W];
         const float l = e->l[lane / W][lane % W];
         if (t->job->part) {
-            t->job->part[lane] = m;
-            t->job->part[t->job->rows + lane] = l;
+            t->job->part[t->lane0 + lane] = m;
+            t->job->part[t->job->rows + t->lane0 + lane] = l;
         } else if (lse) {
             lse[cla_lse_at(call, t->job->b, t->head[lane], t->query[lane])] =
                 l == 0.0f ? -INFINITY : m + logf(l);
@@ -277,8 +290,8 @@ static void tile_store_lse(const struct tile *t, const struct tile_end *e)
 
 static void tile_store_o(const struct tile *t, const vf *o)
 {
-    for (int32_t v = 0; v < QV && v * W < t->job->rows; v++) {
-        const int32_t rows = t->job->rows - v * W < W ? t->job->rows - v * W : W;
+    for (int32_t v = 0; v < QV && v * W < t->rows; v++) {
+        const int32_t rows = t->rows - v * W < W ? t->rows - v * W : W;
         int32_t dtype = CLATTN_DTYPE_F32;
         void *row[W];
         for (int32_t i = 0; i < rows; i++)
@@ -299,15 +312,22 @@ static void tile_store_o(const struct tile *t, const vf *o)
     }
 }
 
-// Hands out the scratch, see tile_floats().
-static void tile_set_memory(struct tile *t, float *scratch)
+// Hands out scratch from `next` on, see tile_floats(): what each tile has for itself. Returns what
+// is left of it.
+static vf *tile_set_memory(struct tile *t, vf *next)
+{
+    t->q = next;
+    t->o = t->q + (size_t)t->dim_qk * QV;
+    t->o_hi = t->o + (size_t)t->dim_v * QV;
+    return t->o_hi + (size_t)t->dim_v * QV;
+}
+
+// And what all tiles share, as they use it one after the other.
+static void tile_set_shared(struct tile *t, vf *next)
 {
     const struct cla_problem *p = t->f->p;
-    t->q = (vf *)(void *)scratch;
-    t->o = t->q + (size_t)p->dim_qk * QV;
-    t->o_hi = t->o + (size_t)p->dim_v * QV;
-    t->s = t->o_hi + (size_t)p->dim_v * QV;
-    vf *next = t->s + TILE_K * QV + CHUNK;
+    t->s = next;
+    next += TILE_K * QV + CHUNK;
     if (p->mask) {
         t->vis = (vi *)(void *)next;
         next += TILE_K * QV;
@@ -329,29 +349,50 @@ static void tile_set_memory(struct tile *t, float *scratch)
     t->v_stride = one ? p->dim_qk : p->dim_v;
 }
 
+// Writes the rows of a tile. Returns false, with nothing written, if one is not finite and may be
+// mended by a careful pass.
+static bool tile_store(struct tile *t, bool flushed)
+{
+    struct tile_end end;
+    vf *o = flushed ? t->o_hi : t->o;
+    tile_prefetch_o(t);
+    tile_end_rows(t, flushed ? t->l_hi : t->l, &end);
+    if (!tile_normalise(t, o, &end) && !t->careful)
+        return false;
+    tile_store_lse(t, &end);
+    tile_store_o(t, o);
+    return true;
+}
+
 static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *job, float *scratch)
 {
     const struct cla_problem *p = f->p;
-    struct tile t = {.f = f, .job = job, .dim_qk = p->dim_qk, .dim_v = p->dim_v};
-    t.tile_k = tile_keys(p);
-    t.weight_scale = weight_scale(job);
-    tile_set_memory(&t, scratch);
-    tile_find_rows(&t);
-    tile_load_q(&t);
-    tile_load_windows(&t);
-    if (p->alibi)
-        tile_load_slopes(&t);
-    struct tile_end end;
-    vf *o;
-    for (;;) {
-        const bool flushed = tile_sweep(&t);
-        tile_prefetch_o(&t);
-        o = flushed ? t.o_hi : t.o;
-        tile_end_rows(&t, flushed ? t.l_hi : t.l, &end);
-        if (tile_normalise(&t, o, &end) || t.careful)
-            break;
-        t.careful = true;
+    struct tile tiles[MOST_TILES];
+    vf *next = (vf *)(void *)scratch;
+    int32_t count = 0;
+    for (int32_t lane0 = 0; lane0 < job->rows; lane0 += TQ) {
+        struct tile *t = &tiles[count++];
+        *t = (struct tile){.f = f, .job = job, .dim_qk = p->dim_qk, .dim_v = p->dim_v};
+        t->row0 = job->row0 + lane0;
+        t->rows = job->rows - lane0 < TQ ? job->rows - lane0 : TQ;
+        t->lane0 = lane0;
+        t->tile_k = tile_keys(p);
+        t->weight_scale = weight_scale(job);
+        next = tile_set_memory(t, next);
+        tile_find_rows(t);
+        tile_load_q(t);
+        tile_load_windows(t);
+        if (p->alibi)
+            tile_load_slopes(t);
     }
-    tile_store_lse(&t, &end);
-    tile_store_o(&t, o);
+    for (int32_t i = 0; i < count; i++)
+        tile_set_shared(&tiles[i], next);
+    const bool flushed = tile_sweep(tiles, count);
+    for (int32_t i = 0; i < count; i++) {
+        struct tile *t = &tiles[i];
+        if (tile_store(t, flushed))
+            continue;
+        t->careful = true;
+        tile_store(t, tile_sweep(t, 1));
+    }
 }

@@ -9,6 +9,9 @@ _Static_assert(CHUNK > 0, "a chunk holds a key");
 // Floats of V in a tile. They are read once for each block of RD channels, so they should stay in
 // the first-level cache or in what of the second can be had without waiting: 32 KiB.
 #define TILE_FLOATS 8192
+// Tiles of rows that share staged keys: as many as make so many rows.
+#define MOST_TILES 4
+#define MOST_ROWS 96
 
 struct tile {
     const struct cla_host_fwd *f;
@@ -19,6 +22,9 @@ struct tile {
     int64_t k_stride, v_stride;
     int32_t dim_qk, dim_v;
     int32_t tile_k;
+    int64_t row0; // rows of the job that this tile has, from lane0 of the job's on
+    int32_t rows, lane0;
+    int32_t key0, key1; // what of the job's keys its rows may see
     bool careful;
     bool mask_full; // the mask shows every pair of the tile of keys in hand
     float post_scale;     // what of the scale is not folded into Q
@@ -40,14 +46,27 @@ static int32_t tile_keys(const struct cla_problem *p)
     return keys / RK * RK;
 }
 
+// Most tiles of rows that a job has: staged keys are used by more than one, so that converting them
+// is a small part of the work, as long as Q and O of all stay in the second-level cache.
+static int32_t tile_count(const struct cla_problem *p)
+{
+    enum { MOST_FLOATS = 32768 };
+    if (!keys_are_staged(p))
+        return 1;
+    int32_t n = (MOST_ROWS + TQ - 1) / TQ;
+    n = n > MOST_TILES ? MOST_TILES : n;
+    while (n > 1 && n * TQ * (p->dim_qk + p->dim_v) > MOST_FLOATS)
+        n--;
+    return n;
+}
+
 static size_t tile_floats(const struct cla_problem *p)
 {
-    const size_t rows_q = (size_t)p->dim_qk;
-    const size_t rows_o = (size_t)p->dim_v * 2;
+    const size_t rows_qo = (size_t)p->dim_qk + (size_t)p->dim_v * 2;
     const size_t rows_s = TILE_K * (1u + (p->mask ? 1u : 0u) + (p->bias ? 1u : 0u));
     const size_t staged =
         keys_are_staged(p) ? (size_t)tile_keys(p) * ((size_t)p->dim_qk + (size_t)p->dim_v) : 0;
-    return (rows_q + rows_o + rows_s) * TQ + CHUNK * W + staged;
+    return ((size_t)tile_count(p) * rows_qo + rows_s) * TQ + CHUNK * W + staged;
 }
 
 // A power of 2 that makes a sum of as many values as there are keys no larger than the largest.
@@ -59,12 +78,12 @@ static float weight_scale(const struct cla_host_job *job)
 static void tile_find_rows(struct tile *t)
 {
     const int32_t group = t->f->p->group;
-    int32_t query = (int32_t)(t->job->row0 / group);
-    int32_t member = (int32_t)(t->job->row0 % group);
+    int32_t query = (int32_t)(t->row0 / group);
+    int32_t member = (int32_t)(t->row0 % group);
     for (int32_t lane = 0; lane < TQ; lane++) {
         t->query[lane] = query;
         t->head[lane] = t->job->g * group + member;
-        if (lane + 1 < t->job->rows && ++member == group) {
+        if (lane + 1 < t->rows && ++member == group) {
             member = 0;
             query++;
         }
@@ -108,9 +127,11 @@ static void tile_load_q(struct tile *t)
 static void tile_load_windows(struct tile *t)
 {
     const struct cla_call *call = t->f->call;
-    int32_t unused;
-    cla_host_window(call, t->query[0], &unused, &t->all_hi);
-    cla_host_window(call, t->query[TQ - 1], &t->all_lo, &unused);
+    int32_t first, last;
+    cla_host_window(call, t->query[0], &first, &t->all_hi);
+    cla_host_window(call, t->query[TQ - 1], &t->all_lo, &last);
+    t->key0 = first > t->job->key0 ? first : t->job->key0;
+    t->key1 = last < t->job->key1 ? last + 1 : t->job->key1;
     if (t->job->key0 >= t->all_lo && t->job->key1 - 1 <= t->all_hi)
         return;
     for (int32_t lane = 0; lane < TQ; lane++) {
@@ -128,20 +149,19 @@ static void tile_load_slopes(struct tile *t)
         t->slope[lane / W][lane % W] = alibi[t->head[lane]];
 }
 
-// Finds K of n keys, V too where nothing stands in the way.
-static void tile_find_k(struct tile *t, int32_t key, int32_t n)
+// Finds K and V of n keys: where they lie, or in the copy, which is made once for all tiles.
+static void tile_find_keys(struct tile *t, int32_t key, int32_t n, bool *staged)
 {
-    if (t->k_staged) {
-        stage_keys(&t->k_keys, key, n, t->k_staged);
+    if (!t->k_staged) {
+        t->k = (const float *)t->f->mem->k + keys_at(&t->k_keys, t->k_keys.t, key);
+        t->v = (const float *)t->f->mem->v + keys_at(&t->v_keys, t->v_keys.t, key);
         return;
     }
-    t->k = (const float *)t->f->mem->k + keys_at(&t->k_keys, t->k_keys.t, key);
-    t->v = (const float *)t->f->mem->v + keys_at(&t->v_keys, t->v_keys.t, key);
-}
-
-static void tile_find_v(struct tile *t, int32_t key, int32_t n)
-{
-    if (t->v_staged && t->v_staged != t->k_staged)
+    if (*staged)
+        return;
+    *staged = true;
+    stage_keys(&t->k_keys, key, n, t->k_staged);
+    if (t->v_staged != t->k_staged)
         stage_keys(&t->v_keys, key, n, t->v_staged);
 }
 
