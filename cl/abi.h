@@ -141,6 +141,9 @@ struct cla_fwd_args {
 #define CLA_FAULT_OFFSETS 2
 #define CLA_FAULT_PAGE 4
 
+// Behind these in unfused_scores and unfused_finish: struct cla_unfused_args.
+#define CLA_UNFUSED_SLOT CLA_SLOTS
+
 // MASK_KIND, a literal of the forward kernels.
 #define CLA_MASK_NONE 0    // only j < len_kv
 #define CLA_MASK_WINDOW 1  // causal or window: win_lo, win_hi
@@ -186,6 +189,8 @@ struct cla_unfused_copy {
     cla_i32 len;
     cla_i32 dim;
     cla_i32 mark; // not 0 = rows that are not finite are 0 in the copy, and marked
+    cla_i32 dtype; // CLA_DTYPE_* of what is copied, to float
+    cla_i32 reserved; // no padding at the end: Mesa's rusticl leaves it out of the argument's size
 };
 
 // Where things are in the workspace of unfused attention, as above.

@@ -58,7 +58,8 @@ bool cla_tile_fits_kernel(const struct cla_tile *t, const struct cla_caps *caps,
 // Bytes of a key in K or V, which has `dim` channels: the elements, and the scale of int8.
 static inline double cla_key_bytes(const struct cla_problem *p, int32_t dim)
 {
-    return (double)cla_dtype_bytes(p->dtype_kv) * dim + (p->dtype_kv == CLATTN_DTYPE_I8 ? 4.0 : 0.0);
+    const double scale = p->dtype_kv == CLATTN_DTYPE_I8 ? 4.0 : 0.0;
+    return (double)cla_dtype_bytes(p->dtype_kv) * dim + scale;
 }
 
 // Bytes that mask and bias have for a pair of query and key.

@@ -43,7 +43,7 @@ static const char help_problem[] =
     "  --kv-dtype TYPE  f32, f16, bf16 or int8: K and V alone\n"
     "  --ratio VARIANT,...\n"
     "                   instead of the table: what features cost. Each variant is run in turn\n"
-    "                   with the problem without it, and speed is the time of the one by that of the\n"
+    "                   with the problem without it; speed is the time of the one by that of the\n"
     "                   other, the median over the pairs. A variant is one or several of plain,\n"
     "                   causal, window=L:R, mask, bias, alibi, softcap, sinks, kv-lens, packed,\n"
     "                   page=N, f16, bf16, kv-f16, kv-bf16, int8 with + between them; mask, bias\n"

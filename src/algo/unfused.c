@@ -4,8 +4,9 @@
 // is that of softmax_ocl.c, what is left is in unfused.cl.
 //
 // All heads of all sequences go through each step together. The workspace holds the scores, V with
-// the rows that are not finite as 0, and copies of Q, K and O for calls whose strides CLBlast does
-// not take.
+// the rows that are not finite as 0, and copies of Q, K and O for calls whose strides or types
+// CLBlast does not take. A sink is one score more at the end of a row, which the second product
+// leaves out.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,7 +114,8 @@ static struct layout layout(const clattn_context *ctx, const struct cla_problem 
                        .parts_o = parts_of(e->len_kv)};
     // Parts of softmax: at most two for each group that keeps the device busy, or as many as the
     // driver's loops ask for.
-    const int64_t parts = 1 + (shape.most_part ? e->len_kv / shape.most_part : 0);
+    const int64_t scored = (int64_t)e->len_kv + p->sinks;
+    const int64_t parts = 1 + (shape.most_part ? scored / shape.most_part : 0);
     const double sizes[] = {rows * (double)l.ld_scores,
                             2.0 * (2.0 * shape.groups + rows * (double)parts),
                             rows * (double)l.ld_qk, keys * (double)l.ld_qk, keys * (double)l.ld_v,
@@ -127,12 +129,25 @@ static struct layout layout(const clattn_context *ctx, const struct cla_problem 
     return l;
 }
 
+// Whether scale and masking are a pass of their own: not where softmax can scale and all is seen.
+static bool has_scores_pass(const struct cla_problem *p)
+{
+    return p->mask || p->causal || p->window || p->bias || p->alibi || p->softcap || p->sinks ||
+           p->kv_lens;
+}
+
 static uint64_t workspace(const clattn_context *ctx, const struct cla_problem *p,
                           const struct cla_prepared *prepared, const struct cla_extent *e)
 {
     (void)prepared;
     const struct layout l = layout(ctx, p, e);
     return l.floats < 0x1p60 ? (uint64_t)l.floats * sizeof(float) : UINT64_MAX;
+}
+
+// Bytes of an element that the products take as it lies, or that is copied to float and read there.
+static double elem_bytes(int32_t dtype)
+{
+    return dtype == CLATTN_DTYPE_F32 ? 4.0 : (double)cla_dtype_bytes(dtype) + 8.0;
 }
 
 // See the header: the scores are written and read by the products, and go through the passes of
@@ -146,12 +161,15 @@ static double bytes(const struct cla_problem *p, const struct cla_caps *caps,
     const double keys = (double)p->heads_kv * (double)len_kv;
     const double scores = rows * (double)len_kv;
     const double passes = 2 + (p->softmax == CLATTN_SOFTMAX_ONLINE ? 3 : 4) +
-                          (p->mask || p->causal || p->window ? 2 : 0);
+                          (has_scores_pass(p) ? 2 : 0);
     const int32_t parts = parts_of(len_kv);
-    const double outputs = (double)p->dim_v * (parts > 1 ? 1 + 2 * parts : 1);
+    const bool own_o = parts > 1 || p->dtype_o != CLATTN_DTYPE_F32;
+    const double outputs = (double)cla_dtype_bytes(p->dtype_o) + (own_o ? 8.0 * parts : 0.0);
     // V is read, its copy is written and read.
-    return 4 * (rows * (p->dim_qk + outputs + p->lse) + keys * (p->dim_qk + 3 * p->dim_v) +
-                scores * passes) + (p->mask ? scores : 0);
+    return rows * (elem_bytes(p->dtype_q) * p->dim_qk + outputs * p->dim_v + 4.0 * p->lse) +
+           keys * (elem_bytes(p->dtype_kv) * p->dim_qk +
+                   ((double)cla_dtype_bytes(p->dtype_kv) + 8.0) * p->dim_v) +
+           scores * (4.0 * passes + cla_pair_bytes(p));
 }
 
 // ---- launch ------------------------------------------------------------------------------------
@@ -184,16 +202,16 @@ done:
 }
 
 // A tensor as CLBlast takes it: one matrix of group * len rows for each (batch, key head). False
-// where its strides do not come to that.
-static bool as_matrices(const struct way *r, const struct cla_tensor *t, int32_t group, int32_t len,
-                        int32_t dim, struct cla_matrices *m)
+// where its type or strides do not come to that.
+static bool as_matrices(const struct way *r, const struct cla_tensor *t, int32_t dtype,
+                        int32_t group, int32_t len, int32_t dim, struct cla_matrices *m)
 {
     const int64_t heads = r->p->heads_kv, batch = r->call->batch;
     const int64_t ld = len > 1 ? t->stride[2] : group > 1 ? t->stride[1] : dim;
     const int64_t step = heads > 1 ? group * t->stride[1] : batch > 1 ? t->stride[0]
                                                                       : (int64_t)group * len * ld;
-    if (t->end_bytes / sizeof(float) > INT32_MAX || ld < dim || ld > INT32_MAX ||
-        step > INT32_MAX || (group > 1 && len > 1 && t->stride[1] != len * ld) ||
+    if (dtype != CLATTN_DTYPE_F32 || t->end_bytes / sizeof(float) > INT32_MAX || ld < dim ||
+        ld > INT32_MAX || step > INT32_MAX || (group > 1 && len > 1 && t->stride[1] != len * ld) ||
         (heads > 1 && batch > 1 && t->stride[0] != heads * step))
         return false;
     *m = (struct cla_matrices){t->buf.ptr, (size_t)t->offset, (size_t)ld, (size_t)step};
@@ -205,8 +223,8 @@ static struct cla_matrices in_workspace(const struct way *r, int64_t at, int64_t
     return (struct cla_matrices){r->workspace, (size_t)at, (size_t)ld, (size_t)(ld * rows)};
 }
 
-static clattn_status copy(const struct way *r, const struct cla_tensor *t, int32_t heads,
-                          int32_t len, int32_t dim, int64_t to, bool mark)
+static clattn_status copy(const struct way *r, const struct cla_tensor *t, int32_t dtype,
+                          int32_t heads, int32_t len, int32_t dim, int64_t to, bool mark)
 {
     const size_t local = (size_t)r->prepared->tile.items_k;
     const struct cla_unfused_copy c = {
@@ -219,7 +237,8 @@ static clattn_status copy(const struct way *r, const struct cla_tensor *t, int32
         .heads = heads,
         .len = len,
         .dim = dim,
-        .mark = mark};
+        .mark = mark,
+        .dtype = dtype};
     const size_t global = ((size_t)c.rows + local - 1) / local * local;
     const struct cla_arg arg[] = {
         {sizeof c, &c}, {sizeof(cl_mem), &t->buf.ptr}, {sizeof(cl_mem), &r->workspace}};
@@ -239,45 +258,63 @@ static clattn_status bring_in(const struct way *r, struct cla_gemm *qk, struct c
     CLA_CL(r->ctx->ocl->cl->EnqueueFillBuffer(r->queue, r->workspace, &zero, sizeof zero,
                                               (size_t)r->place.any * sizeof(float), any_bytes, 0,
                                               NULL, NULL));
-    if (!as_matrices(r, &c->q, p->group, c->len_q, p->dim_qk, &qk->a) ||
+    if (!as_matrices(r, &c->q, p->dtype_q, p->group, c->len_q, p->dim_qk, &qk->a) ||
         !cla_clblast_takes(&qk->a, qk->m, qk->k)) {
         qk->a = in_workspace(r, c->workspace_offset + r->l.q, r->l.ld_qk, (int64_t)qk->m);
-        CLA_TRY(copy(r, &c->q, p->heads_q, c->len_q, p->dim_qk, (int64_t)qk->a.offset, false));
+        CLA_TRY(copy(r, &c->q, p->dtype_q, p->heads_q, c->len_q, p->dim_qk, (int64_t)qk->a.offset,
+                     false));
     }
-    if (!as_matrices(r, &c->k, 1, c->len_kv, p->dim_qk, &qk->b)) {
+    if (!as_matrices(r, &c->k, p->dtype_kv, 1, c->len_kv, p->dim_qk, &qk->b)) {
         qk->b = in_workspace(r, c->workspace_offset + r->l.k, r->l.ld_qk, c->len_kv);
-        CLA_TRY(copy(r, &c->k, p->heads_kv, c->len_kv, p->dim_qk, (int64_t)qk->b.offset, false));
+        CLA_TRY(copy(r, &c->k, p->dtype_kv, p->heads_kv, c->len_kv, p->dim_qk,
+                     (int64_t)qk->b.offset, false));
     }
     CLA_TRY(next_step(r));
     pv->b = in_workspace(r, c->workspace_offset + r->l.v, r->l.ld_v, c->len_kv);
-    CLA_TRY(copy(r, &c->v, p->heads_kv, c->len_kv, p->dim_v, (int64_t)pv->b.offset, true));
+    CLA_TRY(copy(r, &c->v, p->dtype_kv, p->heads_kv, c->len_kv, p->dim_v,
+                 (int64_t)pv->b.offset, true));
     CLA_TRY(next_step(r));
 done:
     return st;
 }
 
-// Scale and masking are a pass of their own, but where softmax can scale and nothing is masked.
+// The arguments of unfused_scores and unfused_finish.
+static void row_args(const struct way *r, struct cla_arg arg[CLA_UNFUSED_SLOT + 1])
+{
+    const struct cla_call *c = r->call;
+    const clattn_buf *const bufs[CLA_SLOTS] = {
+        [CLA_SLOT_Q] = &c->q.buf, [CLA_SLOT_K] = &c->k.buf, [CLA_SLOT_V] = &c->v.buf,
+        [CLA_SLOT_O] = &c->o.buf, [CLA_SLOT_LSE] = &c->lse, [CLA_SLOT_MASK] = &c->mask.buf,
+        [CLA_SLOT_BIAS] = &c->bias.buf, [CLA_SLOT_ALIBI] = &c->alibi.buf,
+        [CLA_SLOT_SINKS] = &c->sinks.buf, [CLA_SLOT_KV_LENS] = &c->kv_lens.buf,
+        [CLA_SLOT_FAULTS] = &c->faults.buf};
+    arg[CLA_SLOT_ARGS] = (struct cla_arg){sizeof r->args, &r->args};
+    for (int i = CLA_SLOT_Q; i < CLA_SLOTS; i++)
+        arg[i] = (struct cla_arg){sizeof(cl_mem), bufs[i] && bufs[i]->kind == CLATTN_BUF_CL_MEM
+                                                      ? &bufs[i]->ptr : NULL};
+    arg[CLA_SLOT_WORKSPACE].value = r->workspace ? &r->workspace : NULL;
+    arg[CLA_UNFUSED_SLOT] = (struct cla_arg){sizeof r->place, &r->place};
+}
+
 static clattn_status softmax(const struct way *r)
 {
     clattn_status st = CLATTN_OK;
     const struct cla_call *c = r->call;
-    const bool own_pass = r->p->mask || r->p->causal || r->p->window || c->scale <= 0.0f;
+    const bool own_pass = has_scores_pass(r->p) || c->scale <= 0.0f;
     if (own_pass) {
         const size_t local = (size_t)r->prepared->tile.items_k;
         const size_t global = (size_t)r->l.rows * local;
-        const struct cla_arg arg[] = {
-            {sizeof r->args, &r->args},
-            {sizeof r->place, &r->place},
-            {sizeof(cl_mem), r->p->mask ? &c->mask.buf.ptr : NULL},
-            {sizeof(cl_mem), &r->workspace}};
-        CLA_TRY(cla_kernels_enqueue(r->prepared->kernels[SCORES], &r->ctx->log, arg, 4, r->queue, 1,
-                                    &global, &local, 0, NULL, NULL));
+        struct cla_arg arg[CLA_UNFUSED_SLOT + 1];
+        row_args(r, arg);
+        CLA_TRY(cla_kernels_enqueue(r->prepared->kernels[SCORES], &r->ctx->log, arg,
+                                    CLA_UNFUSED_SLOT + 1, r->queue, 1, &global, &local, 0, NULL,
+                                    NULL));
         CLA_TRY(next_step(r));
     }
     const clattn_buf w = {.kind = CLATTN_BUF_CL_MEM, .ptr = r->workspace};
     const struct cla_softmax_call call = {
         .rows = r->l.rows,
-        .len = c->len_kv,
+        .len = c->len_kv + (r->p->sinks ? 1 : 0),
         .stride_x = r->l.ld_scores,
         .stride_y = r->l.ld_scores,
         .x_offset = r->place.scores,
@@ -298,19 +335,14 @@ done:
 // each. It waits for the caller's events itself, so that one that failed fails it too.
 static clattn_status finish(const struct way *r, const struct cla_submit *submit)
 {
-    const struct cla_call *c = r->call;
     const size_t local = (size_t)r->prepared->tile.items_k;
     const size_t items = (size_t)r->l.rows * (size_t)r->p->dim_v;
     const size_t global = (items + local - 1) / local * local;
-    const clattn_buf *const bufs[] = {&c->q.buf, &c->k.buf, &c->v.buf, &c->o.buf, &c->lse,
-                                      &c->mask.buf};
-    struct cla_arg arg[9] = {{sizeof r->args, &r->args}, {sizeof r->place, &r->place}};
-    for (int i = 0; i < 6; i++)
-        arg[2 + i] = (struct cla_arg){
-            sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
-    arg[8] = (struct cla_arg){sizeof(cl_mem), r->workspace ? &r->workspace : NULL};
-    return cla_kernels_enqueue(r->prepared->kernels[FINISH], &r->ctx->log, arg, 9, r->queue, 1,
-                               &global, &local, submit->num_wait, submit->wait, submit->done);
+    struct cla_arg arg[CLA_UNFUSED_SLOT + 1];
+    row_args(r, arg);
+    return cla_kernels_enqueue(r->prepared->kernels[FINISH], &r->ctx->log, arg,
+                               CLA_UNFUSED_SLOT + 1, r->queue, 1, &global, &local,
+                               submit->num_wait, submit->wait, submit->done);
 }
 
 static clattn_status steps(struct way *r)
@@ -330,7 +362,7 @@ static clattn_status steps(struct way *r)
     CLA_TRY(next_step(r));
     CLA_TRY(softmax(r));
     const bool in_place = r->l.parts_o == 1 &&
-                          as_matrices(r, &c->o, p->group, c->len_q, p->dim_v, &pv.c) &&
+                          as_matrices(r, &c->o, p->dtype_o, p->group, c->len_q, p->dim_v, &pv.c) &&
                           cla_clblast_takes(&pv.c, pv.m, pv.n);
     r->place.parts_o = in_place ? 0 : r->l.parts_o;
     for (int32_t part = 0; part < r->l.parts_o; part++) {
@@ -429,7 +461,7 @@ const struct cla_algo cla_algo_unfused = {
     .id = CLATTN_ALGO_UNFUSED,
     .name = "unfused",
     .by_name_only = true,
-    .lacks = (1u << CLA_NEEDS_COUNT) - 1 - CLA_NEEDS_WINDOW,
+    .lacks = CLA_NEEDS_INT8 | CLA_NEEDS_PACKED | CLA_NEEDS_PAGED,
     .tiled = &unfused,
     .propose = propose,
     .prepare = cla_tiled_prepare,

@@ -7,202 +7,7 @@
 // row of D channels starts at D - W where D is no multiple of W: nothing past the row is read.
 // Levels of summation and the careful pass are those of tile_impl.h.
 
-#define FEW_MAX 8
-#define FEW_GROUP 4
-#define FEW_GROUPS (FEW_MAX / FEW_GROUP)
-#define FEW_SUMS (W > 8 ? W : 8) // accumulators of a score block
-#define FEW_KEYS 64              // keys in a tile
-
-struct few {
-    const struct cla_host_fwd *f;
-    const struct cla_host_job *job;
-    const float *k, *v;
-    int64_t k_stride, v_stride;
-    int32_t dim_qk, dim_v;
-    int32_t vecs_qk, vecs_v; // vectors in a row, the overlapping one included
-    int32_t first;           // first row of the group in the job
-    int32_t rows, n;         // real rows, and rounded up to 1, 2 or 4
-    bool careful;
-    float post_scale, weight_scale;
-    vf *q, *o, *o_hi; // [vecs][n]
-    float *s;         // [FEW_KEYS][n]
-    float m[FEW_GROUP], l[FEW_GROUP], m_hi[FEW_GROUP], l_hi[FEW_GROUP];
-    int32_t lo[FEW_GROUP], hi[FEW_GROUP];
-};
-
-static size_t few_floats(const struct cla_problem *p)
-{
-    const size_t vecs_qk = ((size_t)p->dim_qk + W - 1) / W;
-    const size_t vecs_v = ((size_t)p->dim_v + W - 1) / W;
-    return FEW_GROUPS * FEW_GROUP * (W * (vecs_qk + 2 * vecs_v) + FEW_KEYS);
-}
-
-static int64_t few_row(const struct few *t, int32_t r, int32_t *head)
-{
-    const int32_t group = t->f->p->group;
-    const int64_t row = t->job->row0 + t->first + (r < t->rows ? r : t->rows - 1);
-    *head = t->job->g * group + (int32_t)(row % group);
-    return row / group;
-}
-
-// Where vector c of a row of `dim` channels starts.
-VEC_INLINE int32_t few_at(int32_t c, int32_t dim)
-{
-    const int32_t d = c * W;
-    return d + W <= dim ? d : dim > W ? dim - W : 0;
-}
-
-// The first n < W floats, then zeros.
-static vf few_load_short(const float *x, int32_t n)
-{
-    float all[W] = {0.0f};
-    for (int32_t d = 0; d < n; d++)
-        all[d] = x[d];
-    return vec_load(all);
-}
-
-// Vector c of a row. Of channels that an overlapping vector repeats only one copy counts in a dot
-// product: with `once` the other becomes 0.
-VEC_INLINE vf few_load(const float *row, int32_t c, int32_t dim, bool once)
-{
-    const int32_t d = c * W;
-    if (d + W <= dim)
-        return vec_load(row + d);
-    if (dim < W)
-        return few_load_short(row, dim);
-    const vf x = vec_load(row + dim - W);
-    if (!once)
-        return x;
-    vi lane = {0};
-    for (int i = 0; i < W; i++)
-        lane[i] = i;
-    const vi repeated = (vi)(lane < (d - (dim - W)) - (vi){0});
-    return (vf)(~repeated & (vi)x);
-}
-
-static void few_load_q(struct few *t)
-{
-    const int64_t *stride = t->f->call->q.stride;
-    const float *base = (const float *)t->f->mem->q + t->job->b * stride[0];
-    // As in tile_load_q().
-    const float scale = t->f->call->scale;
-    const bool fold = cla_scale_folds(scale);
-    const vf factor = vec_splat(fold ? scale : 1.0f);
-    t->post_scale = fold ? 1.0f : scale;
-    for (int32_t r = 0; r < t->n; r++) {
-        int32_t head;
-        const int64_t i = few_row(t, r, &head);
-        const float *row = base + head * stride[1] + i * stride[2];
-        for (int32_t c = 0; c < t->vecs_qk; c++)
-            t->q[c * t->n + r] = few_load(row, c, t->dim_qk, true) * factor;
-        cla_host_window(t->f->call, i, &t->lo[r], &t->hi[r]);
-    }
-}
-
-// Scores of `keys` keys against n rows (a constant). Reads ahead into V, which comes next.
-VEC_INLINE void few_scores(const struct few *t, int32_t key, int32_t keys, const int n)
-{
-    enum { BLOCK_MAX = FEW_SUMS };
-    const int block = FEW_SUMS / n;
-    const float *k = t->k + key * t->k_stride;
-    const float *v = t->v + key * t->v_stride;
-    const int32_t full = t->dim_qk / W;
-    for (int32_t j = 0; j < keys; j += block) {
-        const float *row[BLOCK_MAX];
-        vf sum[FEW_SUMS];
-        VEC_UNROLL
-        for (int i = 0; i < block; i++) {
-            const int32_t at = j + i < keys ? j + i : keys - 1;
-            row[i] = k + at * t->k_stride;
-            for (int32_t d = 0; t->first == 0 && d < t->dim_v; d += 16)
-                __builtin_prefetch(v + at * t->v_stride + d);
-        }
-        VEC_UNROLL
-        for (int i = 0; i < FEW_SUMS; i++)
-            sum[i] = vec_splat(0.0f);
-        for (int32_t c = 0; c < full; c++) {
-            VEC_UNROLL
-            for (int i = 0; i < block; i++) {
-                const vf x = vec_load(row[i] + c * W);
-                VEC_UNROLL
-                for (int r = 0; r < n; r++)
-                    sum[i * n + r] = vec_fma(x, t->q[c * n + r], sum[i * n + r]);
-            }
-        }
-        if (full < t->vecs_qk) {
-            VEC_UNROLL
-            for (int i = 0; i < block; i++) {
-                const vf x = few_load(row[i], full, t->dim_qk, true);
-                VEC_UNROLL
-                for (int r = 0; r < n; r++)
-                    sum[i * n + r] = vec_fma(x, t->q[full * n + r], sum[i * n + r]);
-            }
-        }
-        VEC_UNROLL
-        for (int i = 0; i < FEW_SUMS; i += W) {
-            vec_transpose(sum + i);
-            vf total = sum[i];
-            VEC_UNROLL
-            for (int r = 1; r < W; r++)
-                total += sum[i + r];
-            vec_store(t->s + j * n + i, total);
-        }
-    }
-}
-
-VEC_NOINLINE void few_scores_1(const struct few *t, int32_t key, int32_t keys)
-{
-    few_scores(t, key, keys, 1);
-}
-
-VEC_NOINLINE void few_scores_2(const struct few *t, int32_t key, int32_t keys)
-{
-    few_scores(t, key, keys, 2);
-}
-
-VEC_NOINLINE void few_scores_4(const struct few *t, int32_t key, int32_t keys)
-{
-    few_scores(t, key, keys, 4);
-}
-
-// Scale, window and mask. Fills the last vector up with hidden scores.
-static void few_finish_scores(struct few *t, int32_t key, int32_t keys)
-{
-    const int32_t n = t->n;
-    if (t->post_scale != 1.0f)
-        for (int32_t j = 0; j < keys * n; j++)
-            t->s[j] *= t->post_scale;
-    for (int32_t r = 0; r < n; r++) {
-        if (key >= t->lo[r] && key + keys - 1 <= t->hi[r])
-            continue;
-        for (int32_t j = 0; j < keys; j++)
-            if (key + j < t->lo[r] || key + j > t->hi[r])
-                t->s[j * n + r] = -INFINITY;
-    }
-    if (t->f->p->mask) {
-        const int64_t *stride = t->f->call->mask.stride;
-        const uint8_t *base = t->f->mem->mask + t->job->b * stride[0] + key * stride[3];
-        for (int32_t r = 0; r < n; r++) {
-            int32_t head;
-            const int64_t i = few_row(t, r, &head);
-            const uint8_t *row = base + head * stride[1] + i * stride[2];
-            for (int32_t j = 0; j < keys; j++)
-                if (!row[j * stride[3]])
-                    t->s[j * n + r] = -INFINITY;
-        }
-    }
-    for (int32_t j = keys * n; j % W != 0; j++)
-        t->s[j] = -INFINITY;
-}
-
-// A value of each row, repeated for the keys in a vector.
-static vf few_spread(const float *x, int32_t n)
-{
-    vf out = vec_splat(0.0f);
-    for (int32_t i = 0; i < W; i++)
-        out[i] = x[i % n];
-    return out;
-}
+#include "host/few_score_impl.h"
 
 // Scores become weights; m, l and alpha of the group's rows follow.
 static void few_weights(struct few *t, int32_t keys, float alpha[FEW_GROUP])
@@ -245,10 +50,10 @@ static void few_weights(struct few *t, int32_t keys, float alpha[FEW_GROUP])
 }
 
 // O of `cols` neighbouring vectors (a constant) of n rows (a constant), from vector c.
-VEC_INLINE void few_pv_block(const struct few *t, int32_t key, int32_t keys, const float *alpha,
-                             int32_t c, const int n, const int cols)
+VEC_INLINE void few_pv_block(const struct few *t, int32_t keys, const float *alpha, int32_t c,
+                             const int n, const int cols)
 {
-    const float *v = t->v + key * t->v_stride + few_at(c, t->dim_v);
+    const float *v = t->v + few_at(c, t->dim_v);
     vf acc[8][FEW_GROUP];
     VEC_UNROLL
     for (int i = 0; i < cols; i++) {
@@ -286,41 +91,40 @@ static void few_prefetch_keys(const struct few *t, int32_t key, int32_t keys)
     const int32_t left = t->job->key1 - key - keys;
     const int32_t ahead = left < FEW_KEYS ? left : FEW_KEYS;
     for (int32_t j = 0; j < ahead; j++) {
-        const float *row = t->k + (int64_t)(key + keys + j) * t->k_stride;
+        const float *row = t->k + (int64_t)(keys + j) * t->k_stride;
         for (int32_t d = 0; d < t->dim_qk; d += 16)
             __builtin_prefetch(row + d);
     }
 }
 
-VEC_INLINE void few_pv(const struct few *t, int32_t key, int32_t keys, const float *alpha,
-                       const int n)
+VEC_INLINE void few_pv(const struct few *t, int32_t keys, const float *alpha, const int n)
 {
     const int cols = 8 / n;
     const int32_t full = t->dim_v / W;
     int32_t c = 0;
     for (; c + cols <= full; c += cols)
-        few_pv_block(t, key, keys, alpha, c, n, cols);
+        few_pv_block(t, keys, alpha, c, n, cols);
     for (; c < t->vecs_v; c++)
-        few_pv_block(t, key, keys, alpha, c, n, 1);
+        few_pv_block(t, keys, alpha, c, n, 1);
 }
 
-VEC_NOINLINE void few_pv_1(const struct few *t, int32_t key, int32_t keys, const float *alpha)
+VEC_NOINLINE void few_pv_1(const struct few *t, int32_t keys, const float *alpha)
 {
-    few_pv(t, key, keys, alpha, 1);
+    few_pv(t, keys, alpha, 1);
 }
 
-VEC_NOINLINE void few_pv_2(const struct few *t, int32_t key, int32_t keys, const float *alpha)
+VEC_NOINLINE void few_pv_2(const struct few *t, int32_t keys, const float *alpha)
 {
-    few_pv(t, key, keys, alpha, 2);
+    few_pv(t, keys, alpha, 2);
 }
 
-VEC_NOINLINE void few_pv_4(const struct few *t, int32_t key, int32_t keys, const float *alpha)
+VEC_NOINLINE void few_pv_4(const struct few *t, int32_t keys, const float *alpha)
 {
-    few_pv(t, key, keys, alpha, 4);
+    few_pv(t, keys, alpha, 4);
 }
 
 // Leaves hidden pairs out one by one.
-static void few_pv_careful(const struct few *t, int32_t key, int32_t keys, const float *alpha)
+static void few_pv_careful(const struct few *t, int32_t keys, const float *alpha)
 {
     for (int32_t c = 0; c < t->vecs_v; c++)
         for (int32_t r = 0; r < t->n; r++) {
@@ -329,7 +133,7 @@ static void few_pv_careful(const struct few *t, int32_t key, int32_t keys, const
                 const float w = t->s[j * t->n + r];
                 if (w == 0.0f && signbit(w))
                     continue;
-                const float *row = t->v + (int64_t)(key + j) * t->v_stride;
+                const float *row = t->v + j * t->v_stride;
                 acc = vec_fma(few_load(row, c, t->dim_v, false), vec_splat(w), acc);
             }
             vf *o = &t->o[c * t->n + r];
@@ -356,27 +160,66 @@ static void few_flush(struct few *t)
     }
 }
 
-static void few_step(struct few *t, int32_t key, int32_t keys)
+// Scores and weights of a tile of keys.
+static void few_score_step(struct few *t, int32_t key, int32_t keys, float alpha[FEW_GROUP])
 {
-    float alpha[FEW_GROUP];
     if (t->n == 4)
-        few_scores_4(t, key, keys);
+        few_scores_4(t, keys);
     else if (t->n == 2)
-        few_scores_2(t, key, keys);
+        few_scores_2(t, keys);
     else
-        few_scores_1(t, key, keys);
+        few_scores_1(t, keys);
     few_finish_scores(t, key, keys);
     few_weights(t, keys, alpha);
-    if (t->first == 0)
-        few_prefetch_keys(t, key, keys);
+}
+
+static void few_value_step(struct few *t, int32_t keys, const float alpha[FEW_GROUP])
+{
     if (t->careful)
-        few_pv_careful(t, key, keys, alpha);
+        few_pv_careful(t, keys, alpha);
     else if (t->n == 4)
-        few_pv_4(t, key, keys, alpha);
+        few_pv_4(t, keys, alpha);
     else if (t->n == 2)
-        few_pv_2(t, key, keys, alpha);
+        few_pv_2(t, keys, alpha);
     else
-        few_pv_1(t, key, keys, alpha);
+        few_pv_1(t, keys, alpha);
+}
+
+// One tile of keys for `count` groups, which find it in the cache one after the other. Keys that no
+// row sees are not read.
+static void few_step(struct few *groups, int32_t count, int32_t key, int32_t keys)
+{
+    float alpha[FEW_GROUPS][FEW_GROUP];
+    bool any = false;
+    for (int32_t g = 0; g < count; g++) {
+        groups[g].sees = !groups[g].add || few_load_add(&groups[g], key, keys);
+        any |= groups[g].sees;
+    }
+    if (!any)
+        return;
+    if (groups->k_staged)
+        stage_keys(&groups->k_keys, key, keys, groups->k_staged);
+    for (int32_t g = 0; g < count; g++) {
+        struct few *t = &groups[g];
+        if (!t->k_staged) {
+            t->k = (const float *)t->f->mem->k + keys_at(&t->k_keys, t->k_keys.t, key);
+            t->v = (const float *)t->f->mem->v + keys_at(&t->v_keys, t->v_keys.t, key);
+        }
+        if (!t->sees)
+            continue;
+        few_score_step(t, key, keys, alpha[g]);
+        if (t->first == 0 && !t->k_staged)
+            few_prefetch_keys(t, key, keys);
+        if (!t->v_staged)
+            few_value_step(t, keys, alpha[g]);
+    }
+    if (!groups->v_staged)
+        return;
+    if (groups->v_staged != groups->k_staged)
+        stage_keys(&groups->v_keys, key, keys, groups->v_staged);
+    for (int32_t g = 0; g < count; g++)
+        if (groups[g].sees)
+            few_value_step(&groups[g], keys, alpha[g]);
 }
 
 static void few_clear(struct few *t)
@@ -391,8 +234,7 @@ static void few_clear(struct few *t)
         memset(t->o_hi, 0, bytes);
 }
 
-// One pass over the keys of the job for `count` groups, which find a tile in the cache one after
-// the other. Returns whether the second level was used.
+// One pass over the keys of the job for `count` groups. Returns whether the second level was used.
 static bool few_sweep(struct few *groups, int32_t count)
 {
     for (int32_t g = 0; g < count; g++)
@@ -403,8 +245,7 @@ static bool few_sweep(struct few *groups, int32_t count)
     for (int32_t key = job->key0; key < job->key1; key += FEW_KEYS) {
         const int32_t left = job->key1 - key;
         const int32_t keys = left < FEW_KEYS ? left : FEW_KEYS;
-        for (int32_t g = 0; g < count; g++)
-            few_step(&groups[g], key, keys);
+        few_step(groups, count, key, keys);
         since += keys;
         if (since >= FLUSH_KEYS) {
             for (int32_t g = 0; g < count; g++)
@@ -420,10 +261,54 @@ static bool few_sweep(struct few *groups, int32_t count)
     return flushed;
 }
 
+// Where row r of the group goes, and the type of its elements: float in a part.
+static void *few_o_row(const struct few *t, int32_t r, int32_t *dtype)
+{
+    *dtype = CLATTN_DTYPE_F32;
+    if (t->job->part)
+        return t->job->part + 2 * t->job->rows + (int64_t)(t->first + r) * t->dim_v;
+    int32_t head;
+    const int64_t i = few_row(t, r, &head);
+    const struct cla_call *call = t->f->call;
+    const int64_t at = cla_query_at(call, &call->o, t->job->b, head, i);
+    *dtype = t->f->p->dtype_o;
+    return (char *)t->f->mem->o + at * (int64_t)cla_dtype_bytes(*dtype);
+}
+
+static void few_store_lse(const struct few *t, int32_t r, float m, float l)
+{
+    const int32_t lane = t->first + r;
+    if (t->job->part) {
+        t->job->part[lane] = m;
+        t->job->part[t->job->rows + lane] = l;
+    } else if (t->f->p->lse && t->f->mem->lse) {
+        int32_t head;
+        const int64_t i = few_row(t, r, &head);
+        t->f->mem->lse[cla_lse_at(t->f->call, t->job->b, head, i)] =
+            l == 0.0f ? -INFINITY : m + logf(l);
+    }
+}
+
+// The sink of row r, see vec_add_sink(); parts do without.
+static float few_add_sink(const struct few *t, int32_t r, float *m, float *l)
+{
+    if (!t->f->p->sinks || t->job->part)
+        return 1.0f;
+    int32_t head;
+    few_row(t, r, &head);
+    vf all_m = vec_splat(*m), all_l = vec_splat(*l);
+    const vf keep = vec_add_sink(&all_m, &all_l, vec_splat(t->f->mem->sinks[head]));
+    *m = all_m[0];
+    *l = all_l[0];
+    return keep[0];
+}
+
 // Writes row r. Returns false, with nothing written, if it is not finite and may be mended.
 static bool few_store_row(const struct few *t, int32_t r, const vf *o, float l)
 {
-    const vf inverse = vec_splat(1.0f / l);
+    float m = t->m[r];
+    const float keep = few_add_sink(t, r, &m, &l);
+    const vf inverse = vec_splat(keep / l);
     const vf unscale = vec_splat(t->careful ? 1.0f / t->weight_scale : 1.0f);
     const vi empty = (vi)(vec_splat(l) == vec_splat(0.0f));
     vf bad = vec_splat(0.0f);
@@ -437,29 +322,17 @@ static bool few_store_row(const struct few *t, int32_t r, const vf *o, float l)
     if (sum != 0.0f && !t->careful)
         return false;
 
-    int32_t head;
-    const int64_t i = few_row(t, r, &head);
-    const int64_t *stride = t->f->call->o.stride;
-    float *part = t->job->part;
-    const int32_t lane = t->first + r;
-    float *row =
-        part ? part + 2 * t->job->rows + (int64_t)lane * t->dim_v
-             : (float *)t->f->mem->o + t->job->b * stride[0] + head * stride[1] + i * stride[2];
+    int32_t dtype;
+    void *row = few_o_row(t, r, &dtype);
     for (int32_t c = 0; c < t->vecs_v; c++) {
         const vf x = (vf)(~empty & (vi)(o[c * t->n + r] * inverse * unscale));
         if (t->dim_v >= W)
-            vec_store(row + few_at(c, t->dim_v), x);
+            vec_store_as(row, few_at(c, t->dim_v), dtype, x);
         else
             for (int32_t d = 0; d < t->dim_v; d++)
-                row[d] = x[d];
+                store_as(row, d, dtype, x[d]);
     }
-    if (part) {
-        part[lane] = t->m[r];
-        part[t->job->rows + lane] = l;
-    } else if (t->f->p->lse && t->f->mem->lse) {
-        const int64_t at = ((int64_t)t->job->b * t->f->p->heads_q + head) * t->f->call->len_q + i;
-        t->f->mem->lse[at] = l == 0.0f ? -INFINITY : t->m[r] + logf(l);
-    }
+    few_store_lse(t, r, m, l);
     return true;
 }
 
@@ -473,33 +346,58 @@ static bool few_store(const struct few *t, bool flushed)
     return true;
 }
 
+// Hands out scratch from `next` on, see few_floats(). Returns what is left of it.
+static float *few_set_memory(struct few *t, float *next)
+{
+    const struct cla_problem *p = t->f->p;
+    t->q = (vf *)(void *)next;
+    t->o = t->q + FEW_GROUP * t->vecs_qk;
+    t->o_hi = t->o + FEW_GROUP * t->vecs_v;
+    t->s = (float *)(t->o_hi + FEW_GROUP * t->vecs_v);
+    next = t->s + FEW_GROUP * FEW_KEYS;
+    if (p->mask || p->bias) {
+        t->add = next;
+        next += FEW_GROUP * FEW_KEYS;
+    }
+    t->k_keys = keys_of_k(t->f, t->job);
+    t->v_keys = keys_of_v(t->f, t->job);
+    t->k_stride = t->f->call->k.stride[2];
+    t->v_stride = t->f->call->v.stride[2];
+    return next;
+}
+
+// The groups share one copy of the keys.
+static void few_set_staged(struct few *t, float *next)
+{
+    const struct cla_problem *p = t->f->p;
+    if (!keys_are_staged(p))
+        return;
+    const bool one = v_is_in_k(t->f);
+    t->k = t->k_staged = next;
+    t->v = t->v_staged = one ? next : next + FEW_KEYS * (size_t)p->dim_qk;
+    t->k_stride = p->dim_qk;
+    t->v_stride = one ? p->dim_qk : p->dim_v;
+}
+
 static void run_few(const struct cla_host_fwd *f, const struct cla_host_job *job, float *scratch)
 {
     const struct cla_problem *p = f->p;
-    const struct cla_call *call = f->call;
     struct few groups[FEW_GROUPS];
     int32_t count = 0;
-    vf *free_vecs = (vf *)(void *)scratch;
     for (int32_t first = 0; first < job->rows; first += FEW_GROUP) {
         struct few *t = &groups[count++];
         *t = (struct few){.f = f, .job = job, .dim_qk = p->dim_qk, .dim_v = p->dim_v};
-        t->k = (const float *)f->mem->k + job->b * call->k.stride[0] + job->g * call->k.stride[1];
-        t->v = (const float *)f->mem->v + job->b * call->v.stride[0] + job->g * call->v.stride[1];
-        t->k_stride = call->k.stride[2];
-        t->v_stride = call->v.stride[2];
         t->vecs_qk = (p->dim_qk + W - 1) / W;
         t->vecs_v = (p->dim_v + W - 1) / W;
         t->first = first;
         t->rows = job->rows - first < FEW_GROUP ? job->rows - first : FEW_GROUP;
         t->n = t->rows == 3 ? 4 : t->rows;
         t->weight_scale = weight_scale(job);
-        t->q = free_vecs;
-        t->o = t->q + FEW_GROUP * t->vecs_qk;
-        t->o_hi = t->o + FEW_GROUP * t->vecs_v;
-        t->s = (float *)(t->o_hi + FEW_GROUP * t->vecs_v);
-        free_vecs = (vf *)(void *)(t->s + FEW_GROUP * FEW_KEYS);
+        scratch = few_set_memory(t, scratch);
         few_load_q(t);
     }
+    for (int32_t g = 0; g < count; g++)
+        few_set_staged(&groups[g], scratch);
     const bool flushed = few_sweep(groups, count);
     for (int32_t g = 0; g < count; g++) {
         if (few_store(&groups[g], flushed))

@@ -18,8 +18,11 @@
 #endif
 
 #include "host/kernel.h"
+#include "sequence.h"
 
 #if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+
 extern const struct cla_host_kernel cla_host_kernel_avx512;
 extern const struct cla_host_kernel cla_host_kernel_avx2;
 extern const struct cla_host_kernel cla_host_kernel_generic;
@@ -37,6 +40,15 @@ enum {
     MIN_PARALLEL_FLOPS = 1000000
 };
 
+#if defined(__x86_64__) || defined(__i386__)
+// Not every compiler's __builtin_cpu_supports() knows this one.
+static bool cpu_has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 const struct cla_host_kernel *const *cla_host_kernels(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -47,7 +59,7 @@ const struct cla_host_kernel *const *cla_host_kernels(void)
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("fma"))
         return all;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c())
         return all + 1;
     return all + 2;
 #elif defined(__aarch64__)
@@ -138,7 +150,7 @@ struct cut {
     const struct cla_host_kernel *kernel;
     bool few;
     int32_t tile_q;
-    int64_t rows; // of a key head
+    int64_t rows; // of a key head in the longest sequence
     int64_t tiles, splits, jobs;
     int32_t threads;
     size_t scratch_floats; // of a thread
@@ -180,19 +192,43 @@ static void cut_call(struct cut *c, int32_t threads)
     c->part_floats = c->splits > 1 ? (size_t)c->tile_q * ((size_t)p->dim_v + 2) : 0;
 }
 
+// A sequence of the call, as its jobs see it.
+struct sequence {
+    struct cla_host_fwd f;
+    struct cla_call own; // f.call where sequences differ
+    int64_t rows;        // of a key head
+};
+
+static void enter_sequence(const struct cut *c, int64_t b, struct sequence *s)
+{
+    s->f = c->f;
+    s->rows = c->rows;
+    if (!cla_problem_is_ragged(c->f.p))
+        return;
+    int32_t unused = 0;
+    cla_call_enter(c->f.p, c->f.call, c->f.mem, (int32_t)b, &s->own, &unused);
+    s->f.call = &s->own;
+    s->rows = (int64_t)s->own.len_q * c->f.p->group;
+}
+
 // The job of tile `tile` of head `head` (a flat (b, g)) over all keys that one of its rows may see.
-static struct cla_host_job whole_job(const struct cut *c, int64_t head, int64_t tile)
+// A short sequence leaves it without rows, or without keys.
+static struct cla_host_job whole_job(const struct cut *c, int64_t head, int64_t tile,
+                                     struct sequence *s)
 {
     const struct cla_problem *p = c->f.p;
     struct cla_host_job job = {0};
     job.b = (int32_t)(head / p->heads_kv);
     job.g = (int32_t)(head % p->heads_kv);
     job.row0 = tile * c->tile_q;
-    const int64_t left = c->rows - job.row0;
+    enter_sequence(c, job.b, s);
+    const int64_t left = s->rows - job.row0;
+    if (left <= 0)
+        return job;
     job.rows = (int32_t)(left < c->tile_q ? left : c->tile_q);
     int32_t unused, last;
-    cla_host_window(c->f.call, job.row0 / p->group, &job.key0, &unused);
-    cla_host_window(c->f.call, (job.row0 + job.rows - 1) / p->group, &unused, &last);
+    cla_host_window(s->f.call, job.row0 / p->group, &job.key0, &unused);
+    cla_host_window(s->f.call, (job.row0 + job.rows - 1) / p->group, &unused, &last);
     job.key1 = last + 1 > job.key0 ? last + 1 : job.key0;
     return job;
 }
@@ -203,7 +239,10 @@ static void run_job(const struct cut *c, int64_t id, int32_t thread)
     const int64_t at = id / c->splits;
     // Late rows see most keys under a causal mask: heavy tiles first.
     const int64_t tile = c->tiles - 1 - at % c->tiles;
-    struct cla_host_job job = whole_job(c, at / c->tiles, tile);
+    struct sequence s;
+    struct cla_host_job job = whole_job(c, at / c->tiles, tile, &s);
+    if (job.rows == 0)
+        return;
     if (c->splits > 1) {
         const int64_t keys = job.key1 - job.key0;
         const int32_t first = job.key0;
@@ -212,65 +251,60 @@ static void run_job(const struct cut *c, int64_t id, int32_t thread)
         job.part = c->parts + (size_t)id * c->part_floats;
     }
     float *scratch = c->scratch + (size_t)thread * c->scratch_floats;
-    if (c->few)
-        c->kernel->few(&c->f, &job, scratch);
+    if (few_rows(c->kernel, s.rows))
+        c->kernel->few(&s.f, &job, scratch);
     else
-        c->kernel->tile(&c->f, &job, scratch);
-}
-
-static float *row_of_o(const struct cla_host_fwd *f, int32_t b, int32_t head, int64_t i)
-{
-    const int64_t *stride = f->call->o.stride;
-    return (float *)f->mem->o + b * stride[0] + head * stride[1] + i * stride[2];
-}
-
-static void store_lse(const struct cla_host_fwd *f, int32_t b, int32_t head, int64_t i, float lse)
-{
-    if (f->p->lse && f->mem->lse)
-        f->mem->lse[((int64_t)b * f->p->heads_q + head) * f->call->len_q + i] = lse;
+        c->kernel->tile(&s.f, &job, scratch);
 }
 
 // Row `r` of a job from its splits: O = sum of w_k * O_k, w_k = e^(m_k - m) * l_k / l. A split in
-// which the row sees nothing is left out.
-static void merge_row(const struct cut *c, const struct cla_host_job *job, const float *parts,
-                      int32_t r)
+// which the row sees nothing is left out. The sink counts here, once.
+static void merge_row(const struct cut *c, const struct sequence *s, const struct cla_host_job *job,
+                      float *parts, int32_t r)
 {
-    const int32_t dim = c->f.p->dim_v;
-    double m = -INFINITY, l = 0.0;
-    for (int64_t s = 0; s < c->splits; s++) {
-        const float *part = parts + (size_t)s * c->part_floats;
+    const struct cla_problem *p = c->f.p;
+    const int64_t i = (job->row0 + r) / p->group;
+    const int32_t head = job->g * p->group + (int32_t)((job->row0 + r) % p->group);
+    const double sink = p->sinks ? (double)c->f.mem->sinks[head] : -INFINITY;
+    double m = sink, l = 0.0;
+    for (int64_t n = 0; n < c->splits; n++) {
+        const float *part = parts + (size_t)n * c->part_floats;
         if (part[job->rows + r] != 0.0f && (double)part[r] > m)
             m = (double)part[r];
     }
-    for (int64_t s = 0; s < c->splits; s++) {
-        const float *part = parts + (size_t)s * c->part_floats;
+    for (int64_t n = 0; n < c->splits; n++) {
+        const float *part = parts + (size_t)n * c->part_floats;
         if (part[job->rows + r] != 0.0f)
             l += exp((double)part[r] - m) * (double)part[job->rows + r];
     }
-    const int32_t group = c->f.p->group;
-    const int64_t i = (job->row0 + r) / group;
-    const int32_t head = job->g * group + (int32_t)((job->row0 + r) % group);
-    float *o = row_of_o(&c->f, job->b, head, i);
-    for (int32_t d = 0; d < dim; d++)
-        o[d] = 0.0f;
-    for (int64_t s = 0; s < c->splits; s++) {
-        const float *part = parts + (size_t)s * c->part_floats;
-        if (part[job->rows + r] == 0.0f)
-            continue;
-        const float w = (float)(exp((double)part[r] - m) * (double)part[job->rows + r] / l);
-        const float *row = part + 2 * job->rows + (int64_t)r * dim;
-        for (int32_t d = 0; d < dim; d++)
-            o[d] += w * row[d];
+    if (sink != -INFINITY)
+        l += exp(sink - m);
+    // The first part's row becomes the sum.
+    float *o = parts + 2 * job->rows + (int64_t)r * p->dim_v;
+    for (int64_t n = 0; n < c->splits; n++) {
+        const float *part = parts + (size_t)n * c->part_floats;
+        const bool empty = part[job->rows + r] == 0.0f;
+        const float *row = part + 2 * job->rows + (int64_t)r * p->dim_v;
+        const float w =
+            empty ? 0.0f : (float)(exp((double)part[r] - m) * (double)part[job->rows + r] / l);
+        for (int32_t d = 0; d < p->dim_v; d++)
+            o[d] = (n == 0 ? 0.0f : o[d]) + (empty ? 0.0f : w * row[d]);
     }
-    store_lse(&c->f, job->b, head, i, l == 0.0 ? -INFINITY : (float)(m + log(l)));
+    const int64_t at = cla_query_at(s->f.call, &s->f.call->o, job->b, head, i);
+    for (int32_t d = 0; d < p->dim_v; d++) // a sink makes a row NaN that sees no key, too
+        cla_store_elem(c->f.mem->o, at + d, p->dtype_o, isnan(l) ? NAN : o[d]);
+    if (p->lse && c->f.mem->lse)
+        c->f.mem->lse[cla_lse_at(s->f.call, job->b, head, i)] =
+            l == 0.0 ? -INFINITY : (float)(m + log(l));
 }
 
 static void merge_tile(const struct cut *c, int64_t at)
 {
-    const struct cla_host_job job = whole_job(c, at / c->tiles, c->tiles - 1 - at % c->tiles);
-    const float *parts = c->parts + (size_t)(at * c->splits) * c->part_floats;
+    struct sequence s;
+    const struct cla_host_job job = whole_job(c, at / c->tiles, c->tiles - 1 - at % c->tiles, &s);
+    float *parts = c->parts + (size_t)(at * c->splits) * c->part_floats;
     for (int32_t r = 0; r < job.rows; r++)
-        merge_row(c, &job, parts, r);
+        merge_row(c, &s, &job, parts, r);
 }
 
 static void run_serial(const struct cut *c)
@@ -303,17 +337,17 @@ static void run_threads(const struct cut *c)
 #endif
 }
 
-// Without keys every row is empty.
-static void write_empty(const struct cla_host_fwd *f)
+// Says what is wrong with numbers that were on the device when the call was checked.
+static void note_faults(const struct cla_host_fwd *f)
 {
-    for (int32_t b = 0; b < f->call->batch; b++)
-        for (int32_t h = 0; h < f->p->heads_q; h++)
-            for (int32_t i = 0; i < f->call->len_q; i++) {
-                float *o = row_of_o(f, b, h, i);
-                for (int32_t d = 0; d < f->p->dim_v; d++)
-                    o[d] = 0.0f;
-                store_lse(f, b, h, i, -INFINITY);
-            }
+    if (!f->mem->faults)
+        return;
+    int32_t faults = cla_call_page_faults(f->p, f->call, f->mem);
+    for (int32_t b = 0; cla_problem_is_ragged(f->p) && b < f->call->batch; b++) {
+        struct cla_call own;
+        cla_call_enter(f->p, f->call, f->mem, b, &own, &faults);
+    }
+    *f->mem->faults |= faults;
 }
 
 clattn_status cla_host_forward_with(const struct cla_host_kernel *kernel,
@@ -321,10 +355,10 @@ clattn_status cla_host_forward_with(const struct cla_host_kernel *kernel,
                                     const struct cla_host_mem *mem, int32_t threads)
 {
     struct cut c = {.f = {p, call, mem}, .kernel = kernel};
-    if (call->batch == 0 || call->len_q == 0)
+    if (call->batch == 0)
         return CLATTN_OK;
-    if (call->len_kv == 0) {
-        write_empty(&c.f);
+    if (call->len_q == 0) {
+        note_faults(&c.f);
         return CLATTN_OK;
     }
     cut_call(&c, threads);
@@ -336,6 +370,7 @@ clattn_status cla_host_forward_with(const struct cla_host_kernel *kernel,
         return CLATTN_ERR_OUT_OF_MEMORY;
     c.scratch = (float *)(((uintptr_t)memory + align - 1) / align * align);
     c.parts = c.scratch + (size_t)c.threads * c.scratch_floats;
+    note_faults(&c.f);
     if (c.threads > 1)
         run_threads(&c);
     else

@@ -32,6 +32,10 @@
 _Static_assert(RK >= 1 && RK <= 8 && RD >= 1 && RD <= 8, "the rests are switches up to 7");
 _Static_assert(TILE_K % RK == 0, "register blocks fill a tile");
 
+#include "host/convert_impl.h"
+
+#include "host/score_impl.h"
+
 #include "host/block_impl.h"
 
 #include "host/tile_impl.h"

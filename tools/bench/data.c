@@ -68,7 +68,7 @@ static bool fill_tensor(const struct tool_problem *p, enum tool_tensor which, in
     tool_random_fill(x, count, (unsigned)which + 1);
     // Normal numbers suit every type.
     if (dtype == CLATTN_DTYPE_I8)
-        tool_quantize(x, count / dim, dim, out, *scale, &bad);
+        clattn_quantize_i8(NULL, x, (int64_t)(count / dim), (int64_t)dim, 0, out, *scale);
     else
         tool_from_float(x, dtype, out, count, &bad);
     free(x);

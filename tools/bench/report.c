@@ -282,8 +282,8 @@ static void print_csv_item(struct bench_report *report, const struct tool_sessio
     if (!report->heading_done)
         puts("device,case,batch,heads_q,heads_kv,len_q,len_kv,dim_qk,dim_v,causal,mask,align,"
              "layout,dtype,kv_dtype,features,algo,kernel,tile_q,tile_k,ms,q1_ms,q3_ms,min_ms,"
-             "max_ms,cpu_ms,runs,gflops,peak_gflops,percent_of_peak,percent_of_peak_paired,bytes,gbytes_per_s,"
-             "max_error,workspace_bytes,status,reason");
+             "max_ms,cpu_ms,runs,gflops,peak_gflops,percent_of_peak,percent_of_peak_paired,"
+             "bytes,gbytes_per_s,max_error,workspace_bytes,status,reason");
     report->heading_done = true;
     tool_device_text(&s->device, text, sizeof text);
     print_quoted(text);

@@ -108,27 +108,3 @@ bool tool_from_float(const float *in, int dtype, void *out, size_t count, size_t
     }
     return true;
 }
-
-bool tool_quantize(const float *in, size_t rows, size_t dim, int8_t *out, float *scale,
-                   size_t *bad)
-{
-    for (size_t row = 0; row < rows; row++) {
-        const float *x = in + row * dim;
-        int8_t *q = out + row * dim;
-        float most = 0;
-        for (size_t d = 0; d < dim; d++) {
-            if (!isfinite(x[d])) {
-                *bad = row * dim + d;
-                return false;
-            }
-            most = fmaxf(most, fabsf(x[d]));
-        }
-        // A row of numbers so small that the scale is 0 is a row of zeros.
-        const float s = scale[row] = most / 127.0f;
-        for (size_t d = 0; d < dim; d++) {
-            const float n = s > 0 ? rintf(x[d] / s) : 0;
-            q[d] = (int8_t)(n > 127 ? 127 : n < -127 ? -127 : n);
-        }
-    }
-    return true;
-}

@@ -24,9 +24,4 @@ void tool_to_float(const void *in, int dtype, float *out, size_t count);
 // infinite, then *bad is the index of the first one.
 bool tool_from_float(const float *in, int dtype, void *out, size_t count, size_t *bad);
 
-// Rows of `dim` numbers as scale * int8: scale = max|x| / 127, x / scale rounded to nearest even.
-// False where a number is not finite, then *bad is the index of the first one.
-bool tool_quantize(const float *in, size_t rows, size_t dim, int8_t *out, float *scale,
-                   size_t *bad);
-
 #endif // CLATTN_TOOLS_DTYPE_H

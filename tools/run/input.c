@@ -158,7 +158,8 @@ static int quantize(struct run *r, enum tool_tensor which, const float *data)
     float *scale = malloc((rows + 1) * sizeof *scale);
     size_t bad = 0;
 
-    if (out && scale && tool_quantize(data, rows, dim, out, scale, &bad)) {
+    if (out && scale &&
+        clattn_quantize_i8(NULL, data, (int64_t)rows, (int64_t)dim, 0, out, scale) == CLATTN_OK) {
         replace_data(npy, out, npy->count);
         replace_data(scales, scale, rows * sizeof *scale);
         return 0;
@@ -166,6 +167,8 @@ static int quantize(struct run *r, enum tool_tensor which, const float *data)
     const bool memory = !out || !scale;
     free(out);
     free(scale);
+    while (bad + 1 < npy->count && isfinite(data[bad]))
+        bad++;
     return memory ? no_memory(run_shown(which), r->opt.file[which])
                   : bad_element(run_shown(which), r->opt.file[which], npy, bad, data,
                                 "not finite, which int8 does not have");

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first half of tile_impl.h: a tile of rows, what it holds, and the scores of a tile of keys.
+
+#define TQ (W * QV)
+#define FLUSH_KEYS 8192
+// Vectors that the exponential takes at once: whole keys.
+#define CHUNK (VEC_EXP_MOST / QV * QV)
+_Static_assert(CHUNK > 0, "a chunk holds a key");
+// Floats of V in a tile. They are read once for each block of RD channels, so they should stay in
+// the first-level cache or in what of the second can be had without waiting: 32 KiB.
+#define TILE_FLOATS 8192
+
+struct tile {
+    const struct cla_host_fwd *f;
+    const struct cla_host_job *job;
+    struct keys k_keys, v_keys;
+    float *k_staged, *v_staged; // [tile_k][dim], NULL = keys are read in place
+    const float *k, *v;         // rows of the tile of keys in hand
+    int64_t k_stride, v_stride;
+    int32_t dim_qk, dim_v;
+    int32_t tile_k;
+    bool careful;
+    bool mask_full; // the mask shows every pair of the tile of keys in hand
+    float post_scale;     // what of the scale is not folded into Q
+    float weight_scale;   // careful pass: power of 2 that keeps sums of large V finite
+    vf *q, *o, *o_hi, *s; // [dim_qk][QV], [dim_v][QV] twice, [tile_k][QV]
+    vi *vis;              // [tile_k][QV], -1 = the boolean mask shows the pair; NULL without one
+    vf *bias;             // [tile_k][QV], NULL without one
+    vf m[QV], l[QV], m_hi[QV], l_hi[QV];
+    int32_t query[TQ], head[TQ]; // of each lane; lanes without a row repeat the last one
+    vi lo[QV], hi[QV];           // window of each lane, where some key of the job needs it
+    vf slope[QV];                // of ALiBi
+    int32_t all_lo, all_hi;      // keys that the windows of all rows share
+};
+
+static int32_t tile_keys(const struct cla_problem *p)
+{
+    int32_t keys = TILE_FLOATS / p->dim_v;
+    keys = keys < 32 ? 32 : keys > TILE_K ? TILE_K : keys;
+    return keys / RK * RK;
+}
+
+static size_t tile_floats(const struct cla_problem *p)
+{
+    const size_t rows_q = (size_t)p->dim_qk;
+    const size_t rows_o = (size_t)p->dim_v * 2;
+    const size_t rows_s = TILE_K * (1u + (p->mask ? 1u : 0u) + (p->bias ? 1u : 0u));
+    const size_t staged =
+        keys_are_staged(p) ? (size_t)tile_keys(p) * ((size_t)p->dim_qk + (size_t)p->dim_v) : 0;
+    return (rows_q + rows_o + rows_s) * TQ + CHUNK * W + staged;
+}
+
+// A power of 2 that makes a sum of as many values as there are keys no larger than the largest.
+static float weight_scale(const struct cla_host_job *job)
+{
+    return ldexpf(1.0f, -ilogbf((float)(job->key1 - job->key0) + 1.0f) - 1);
+}
+
+static void tile_find_rows(struct tile *t)
+{
+    const int32_t group = t->f->p->group;
+    int32_t query = (int32_t)(t->job->row0 / group);
+    int32_t member = (int32_t)(t->job->row0 % group);
+    for (int32_t lane = 0; lane < TQ; lane++) {
+        t->query[lane] = query;
+        t->head[lane] = t->job->g * group + member;
+        if (lane + 1 < t->job->rows && ++member == group) {
+            member = 0;
+            query++;
+        }
+    }
+}
+
+static void tile_load_q(struct tile *t)
+{
+    const struct cla_call *call = t->f->call;
+    const void *q = t->f->mem->q;
+    const int32_t dtype = t->f->p->dtype_q;
+    const float scale = t->f->call->scale;
+    const bool fold = cla_scale_folds(scale);
+    const vf factor = vec_splat(fold ? scale : 1.0f);
+    t->post_scale = fold ? 1.0f : scale;
+    for (int32_t v = 0; v < QV; v++) {
+        int64_t row[W];
+        for (int32_t i = 0; i < W; i++)
+            row[i] = cla_query_at(call, &call->q, t->job->b, t->head[v * W + i],
+                                  t->query[v * W + i]);
+        int32_t d = 0;
+        for (; d + W <= t->dim_qk; d += W) {
+            vf block[W];
+            VEC_UNROLL
+            for (int32_t i = 0; i < W; i++)
+                block[i] = vec_load_as(q, row[i] + d, dtype);
+            vec_transpose(block);
+            VEC_UNROLL
+            for (int32_t i = 0; i < W; i++)
+                t->q[(d + i) * QV + v] = block[i] * factor;
+        }
+        for (; d < t->dim_qk; d++) {
+            vf x = vec_splat(0.0f);
+            for (int32_t i = 0; i < W; i++)
+                x[i] = load_as(q, row[i] + d, dtype);
+            t->q[d * QV + v] = x * factor;
+        }
+    }
+}
+
+static void tile_load_windows(struct tile *t)
+{
+    const struct cla_call *call = t->f->call;
+    int32_t unused;
+    cla_host_window(call, t->query[0], &unused, &t->all_hi);
+    cla_host_window(call, t->query[TQ - 1], &t->all_lo, &unused);
+    if (t->job->key0 >= t->all_lo && t->job->key1 - 1 <= t->all_hi)
+        return;
+    for (int32_t lane = 0; lane < TQ; lane++) {
+        int32_t lo, hi;
+        cla_host_window(call, t->query[lane], &lo, &hi);
+        t->lo[lane / W][lane % W] = lo;
+        t->hi[lane / W][lane % W] = hi;
+    }
+}
+
+static void tile_load_slopes(struct tile *t)
+{
+    const float *alibi = t->f->mem->alibi + t->job->b * t->f->call->alibi_stride;
+    for (int32_t lane = 0; lane < TQ; lane++)
+        t->slope[lane / W][lane % W] = alibi[t->head[lane]];
+}
+
+// Finds K of n keys, V too where nothing stands in the way.
+static void tile_find_k(struct tile *t, int32_t key, int32_t n)
+{
+    if (t->k_staged) {
+        stage_keys(&t->k_keys, key, n, t->k_staged);
+        return;
+    }
+    t->k = (const float *)t->f->mem->k + keys_at(&t->k_keys, t->k_keys.t, key);
+    t->v = (const float *)t->f->mem->v + keys_at(&t->v_keys, t->v_keys.t, key);
+}
+
+static void tile_find_v(struct tile *t, int32_t key, int32_t n)
+{
+    if (t->v_staged && t->v_staged != t->k_staged)
+        stage_keys(&t->v_keys, key, n, t->v_staged);
+}
+
+static void tile_scores(const struct tile *t, int32_t n)
+{
+    const float *k = t->k;
+    vf *s = t->s;
+    // While a block of keys is computed, the next one of K is fetched, and the rows of V that these
+    // keys will need.
+    struct ahead ahead = {.k_stride = 4 * t->k_stride, .v_stride = 4 * t->v_stride};
+    ahead.v = (uintptr_t)t->v;
+    int32_t j = 0;
+    for (; j + RK <= n; j += RK) {
+        ahead.k = (uintptr_t)(k + j * t->k_stride) + (uintptr_t)(RK * ahead.k_stride);
+        score_block(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, &ahead);
+        ahead.v += (uintptr_t)(RK * ahead.v_stride);
+    }
+    if (j < n)
+        score_rest(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, n - j);
+    if (t->post_scale != 1.0f) {
+        const vf factor = vec_splat(t->post_scale);
+        for (j = 0; j < n * QV; j++)
+            s[j] *= factor;
+    }
+}
+
+static void tile_apply_window(struct tile *t, int32_t key, int32_t n)
+{
+    const vf hidden = vec_splat(-INFINITY);
+    for (int32_t j = 0; j < n; j++) {
+        const vi at = (key + j) - (vi){0};
+        for (int v = 0; v < QV; v++) {
+            const vi visible = (vi)(at >= t->lo[v]) & (vi)(at <= t->hi[v]);
+            t->s[j * QV + v] = vec_select(visible, t->s[j * QV + v], hidden);
+        }
+    }
+}
+
+// Whether rows of the tile have one row of a mask or bias, as with padding of keys.
+static bool tile_shares(const struct tile *t, const int64_t stride[4])
+{
+    return stride[2] == 0 && (stride[1] == 0 || t->f->p->group == 1);
+}
+
+// Reads the boolean mask of n keys. Returns whether a row sees any of them.
+static bool tile_load_mask(struct tile *t, int32_t key, int32_t n)
+{
+    const int64_t *stride = t->f->call->mask.stride;
+    const uint8_t *base = t->f->mem->mask + t->job->b * stride[0] + key * stride[3];
+    int32_t *vis = (int32_t *)t->vis;
+    int32_t any_bits = 0, all_bits = -1;
+    const bool shared = tile_shares(t, stride);
+    const int32_t lanes = shared ? 1 : TQ;
+    for (int32_t lane = 0; lane < lanes; lane++) {
+        const uint8_t *row = base + t->head[lane] * stride[1] + t->query[lane] * stride[2];
+        for (int32_t j = 0; j < n; j++) {
+            const int32_t bits = -(int32_t)(row[j * stride[3]] != 0);
+            vis[j * TQ + lane] = bits;
+            any_bits |= bits;
+            all_bits &= bits;
+        }
+    }
+    if (shared)
+        for (int32_t j = 0; j < n; j++)
+            for (int v = 0; v < QV; v++)
+                t->vis[j * QV + v] = vis[j * TQ] - (vi){0};
+    t->mask_full = all_bits != 0;
+    return any_bits != 0;
+}
+
+static void tile_apply_mask(struct tile *t, int32_t n)
+{
+    const vf hidden = vec_splat(-INFINITY);
+    for (int32_t j = 0; j < n * QV; j++)
+        t->s[j] = vec_select(t->vis[j], t->s[j], hidden);
+}
+
+// The bias of n keys for the rows of one vector, by blocks of W keys that are next to each other.
+// The last block overlaps the one before it.
+static void tile_load_bias_blocks(struct tile *t, int32_t v, const int64_t row[W], int32_t n)
+{
+    const void *bias = t->f->mem->bias;
+    const int32_t dtype = t->f->p->dtype_bias;
+    for (int32_t at = 0; at < n; at += W) {
+        const int32_t j = at + W <= n ? at : n - W;
+        vf block[W];
+        VEC_UNROLL
+        for (int32_t i = 0; i < W; i++)
+            block[i] = vec_load_as(bias, row[i] + j, dtype);
+        vec_transpose(block);
+        VEC_UNROLL
+        for (int32_t i = 0; i < W; i++)
+            t->bias[(j + i) * QV + v] = block[i];
+    }
+}
+
+// Reads the bias of n keys. Returns whether a row sees any of them.
+static bool tile_load_bias(struct tile *t, int32_t key, int32_t n)
+{
+    const int64_t *stride = t->f->call->bias.stride;
+    const void *bias = t->f->mem->bias;
+    const int32_t dtype = t->f->p->dtype_bias;
+    const int64_t base = t->job->b * stride[0] + key * stride[3];
+    if (tile_shares(t, stride)) {
+        const int64_t row = base + t->head[0] * stride[1];
+        for (int32_t j = 0; j < n; j++) {
+            const vf x = vec_splat(load_as(bias, row + j * stride[3], dtype));
+            for (int v = 0; v < QV; v++)
+                t->bias[j * QV + v] = x;
+        }
+        return vec_shows(t->bias, n * QV);
+    }
+    for (int32_t v = 0; v < QV; v++) {
+        int64_t row[W];
+        for (int32_t i = 0; i < W; i++)
+            row[i] = base + t->head[v * W + i] * stride[1] + t->query[v * W + i] * stride[2];
+        if (stride[3] == 1 && n >= W) {
+            tile_load_bias_blocks(t, v, row, n);
+            continue;
+        }
+        for (int32_t j = 0; j < n; j++)
+            for (int32_t i = 0; i < W; i++)
+                t->bias[j * QV + v][i] = load_as(bias, row[i] + j * stride[3], dtype);
+    }
+    return vec_shows(t->bias, n * QV);
+}
+
+static void tile_apply_cap(struct tile *t, int32_t n)
+{
+    const float cap = t->f->call->softcap;
+    const float inverse = cap_inverse(cap);
+    // The last chunk may reach behind the last key, where there is room and nothing yet.
+    for (int32_t j = 0; j < n * QV; j += CHUNK)
+        vec_cap(t->s + j, cap, inverse, CHUNK);
+}
+
+static void tile_apply_alibi(struct tile *t, int32_t key, int32_t n)
+{
+    vi at[QV];
+    for (int32_t lane = 0; lane < TQ; lane++)
+        at[lane / W][lane % W] = t->query[lane] + t->f->call->off - key;
+    for (int32_t j = 0; j < n; j++)
+        for (int v = 0; v < QV; v++)
+            t->s[j * QV + v] = vec_alibi(t->s[j * QV + v], t->slope[v], at[v] - j);
+}
+
+// From products to scores: what the call asks for, in the order of the contract. What hides comes
+// last.
+static void tile_finish_scores(struct tile *t, int32_t key, int32_t n)
+{
+    const struct cla_problem *p = t->f->p;
+    if (t->f->call->softcap > 0.0f)
+        tile_apply_cap(t, n);
+    if (p->alibi)
+        tile_apply_alibi(t, key, n);
+    if (t->bias)
+        for (int32_t j = 0; j < n * QV; j++)
+            t->s[j] = vec_bias(t->s[j], t->bias[j]);
+    if (key < t->all_lo || key + n - 1 > t->all_hi)
+        tile_apply_window(t, key, n);
+    if (t->vis && !t->mask_full)
+        tile_apply_mask(t, n);
+}
