@@ -6,7 +6,8 @@
 // Keys are turned on the way (rotary.clh) where rotary.dim is not 0. int8: s = max |x| / 127 of the
 // row, x8 = x / s to the nearest, ties to even; a row that is not finite has s = NaN and zeros.
 //
-// A work-group owns a row (K or V, batch, head, token); its items take the channels in turn.
+// A work-group owns a row (K or V, batch, head, token); its items take quads of channels in
+// turn.
 //
 //   group id: (b * heads + h) * len + i, behind all rows of K those of V
 //   local memory: ITEMS floats, with int8 and more than one item
@@ -35,10 +36,24 @@
 #define DTYPE_O DTYPE_CACHE
 #endif
 #include "dtype.clh"
+#include "quads.clh"
 #include "rotary.clh"
 
 #if DTYPE_CACHE == CLA_DTYPE_I8
 typedef char cache_elem;
+
+static inline void store_chars(__global char *p, long at, char4 x, int n)
+{
+    if (n >= 4) {
+        vstore4(x, 0, p + at);
+        return;
+    }
+    p[at] = x.x;
+    if (n > 1)
+        p[at + 1] = x.y;
+    if (n > 2)
+        p[at + 2] = x.z;
+}
 #else
 typedef o_elem cache_elem;
 #endif
@@ -55,18 +70,47 @@ static inline int clamp_length(long x, long most, int *fault)
     return (int)clamp(x, 0L, most);
 }
 
-// Channel d of the row, turned where it is to be. `at` is where the tables have its position.
-static inline float value_of(const struct cla_rotary_args *r, int turned, __global const q_elem *x,
-                             long from, int d, __global const float *cos_table,
-                             __global const float *sin_table, long at)
+// What the rows of a work-group come from.
+struct source {
+    __global const q_elem *x;
+    __global const float *cos_row, *sin_row; // of the token's position
+    long at;
+    int dim, turned; // channels, and those of them that are turned
+};
+
+// Channel d, turned where it is to be.
+static inline float value_of(const struct cla_rotary_args *r, const struct source *src, int d)
 {
-    if (d >= turned)
-        return LOAD_Q(x, from + d);
-    const int t = pair_of(r, d);
-    const int d0 = first_of_pair(r, t), d1 = second_of_pair(r, t);
-    const float x0 = LOAD_Q(x, from + d0), x1 = LOAD_Q(x, from + d1);
-    const float c = cos_table[r->cos_table + at + t], s = sin_table[r->sin_table + at + t];
+    if (d >= src->dim)
+        return 0.0f;
+    if (d >= src->turned)
+        return LOAD_Q(src->x, src->at + d);
+    const int t = pair_of(r, d), d0 = first_of_pair(r, t);
+    const float x0 = LOAD_Q(src->x, src->at + d0);
+    const float x1 = LOAD_Q(src->x, src->at + second_of_pair(r, t));
+    const float c = src->cos_row[t], s = src->sin_row[t];
     return d == d0 ? x0 * c - x1 * s : x0 * s + x1 * c;
+}
+
+// Four channels from d on, behind the last one zeros.
+static inline float4 quad_of(const struct cla_rotary_args *r, const struct source *src, int d)
+{
+    const int half_dim = src->turned / 2;
+    const bool split = (r->flags & CLA_KV_HALF_SPLIT) != 0;
+    if (d >= src->turned)
+        return load_quad(src->x, src->at + d, src->dim - d);
+    if (!split && d + 4 <= src->turned)
+        return turn_quad(r, LOAD_QUAD(src->x, src->at + d), d, src->cos_row, src->sin_row);
+    if (split && (d + 4 <= half_dim || (d >= half_dim && d + 4 <= src->turned))) {
+        const bool second = d >= half_dim;
+        const int t = second ? d - half_dim : d;
+        const float4 x0 = LOAD_QUAD(src->x, src->at + t);
+        const float4 x1 = LOAD_QUAD(src->x, src->at + half_dim + t);
+        const float4 c = vload4(0, src->cos_row + t), s = vload4(0, src->sin_row + t);
+        return second ? x0 * s + x1 * c : x0 * c - x1 * s;
+    }
+    return (float4)(value_of(r, src, d), value_of(r, src, d + 1), value_of(r, src, d + 2),
+                    value_of(r, src, d + 3));
 }
 
 // Page and row of the page that row j of sequence b lies in; in a contiguous cache the sequence and
@@ -130,16 +174,23 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void append(
         atomic_or(faults + args.faults, fault);
     if (!written) // the same for all items
         return;
-    const struct cla_fwd_tensor src = is_v ? args.v_new : args.k_new;
-    const struct cla_fwd_tensor dst = is_v ? args.v_cache : args.k_cache;
-    __global const q_elem *x = is_v ? v_new : k_new;
+    const struct cla_fwd_tensor from = is_v ? args.v_new : args.k_new;
+    const struct cla_fwd_tensor into = is_v ? args.v_cache : args.k_cache;
     __global cache_elem *cache = is_v ? v_cache : k_cache;
-    const long from = row_at(&src, b, h, i), to = row_at(&dst, page, h, row);
+    const long to = row_at(&into, page, h, row);
+    struct source src;
+    src.x = is_v ? v_new : k_new;
+    src.cos_row = cos_table + (turned ? r.cos_table + at : 0);
+    src.sin_row = sin_table + (turned ? r.sin_table + at : 0);
+    src.at = row_at(&from, b, h, i);
+    src.dim = dim;
+    src.turned = turned;
 #if DTYPE_CACHE == CLA_DTYPE_I8
     float largest = 0.0f;
-    for (int d = item; d < dim; d += ITEMS) {
-        const float v = value_of(&r, turned, x, from, d, cos_table, sin_table, at);
-        largest = max(largest, isfinite(v) ? fabs(v) : INFINITY);
+    for (int d = 4 * item; d < dim; d += 4 * ITEMS) {
+        const float4 v = quad_of(&r, &src, d);
+        const float4 sizes = isfinite(v) ? fabs(v) : (float4)(INFINITY);
+        largest = max(largest, max(max(sizes.x, sizes.y), max(sizes.z, sizes.w)));
     }
 #if ITEMS > 1
     __local float part[ITEMS];
@@ -153,18 +204,18 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void append(
     largest = part[0];
 #endif
     const float scale = isinf(largest) ? NAN : largest / 127.0f;
-    for (int d = item; d < dim; d += ITEMS) {
-        const float v = value_of(&r, turned, x, from, d, cos_table, sin_table, at);
-        cache[to + d] = scale > 0.0f ? convert_char(clamp(rint(v / scale), -127.0f, 127.0f)) : 0;
+    for (int d = 4 * item; d < dim; d += 4 * ITEMS) {
+        const float4 v = quad_of(&r, &src, d);
+        const char4 c = scale > 0.0f ? convert_char4(clamp(rint(v / scale), -127.0f, 127.0f))
+                                     : (char4)(0);
+        store_chars(cache, to + d, c, dim - d);
     }
     if (item == 0) {
         const struct cla_fwd_tensor scales = is_v ? args.v_scale : args.k_scale;
         (is_v ? v_scale : k_scale)[row_at(&scales, page, h, row)] = scale;
     }
 #else
-    for (int d = item; d < dim; d += ITEMS) {
-        const float v = value_of(&r, turned, x, from, d, cos_table, sin_table, at);
-        STORE_O(cache, to + d, v);
-    }
+    for (int d = 4 * item; d < dim; d += 4 * ITEMS)
+        store_quad(cache, to + d, quad_of(&r, &src, d), dim - d);
 #endif
 }

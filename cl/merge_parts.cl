@@ -4,7 +4,7 @@
 //   m = max LSE_k (and sink),  w_k = e^(LSE_k - m),  l = sum w_k (+ e^(sink - m))
 //   O = sum w_k / l * O_k,  LSE = m + ln l              over the parts with -inf < LSE_k < inf
 //
-// A work-group owns a row (batch, head, query); its items take the channels in turn.
+// A work-group owns a row (batch, head, query); its items take quads of channels in turn.
 //
 //   group id: (b * heads + h) * len + i
 //   local memory: none
@@ -27,6 +27,7 @@
 
 #include "kv_abi.h"
 #include "dtype.clh"
+#include "quads.clh"
 
 #define SKIP -1.0f // a weight that none is: the part is empty
 
@@ -51,15 +52,12 @@ static inline bool is_empty(float lse)
     x[k] = k < args.num_parts ? lse[args.part_lse[k] + row] : -INFINITY;
 
 #define ADD_PART(k, part, lse)                                                                     \
-    if (!(w[k] == SKIP)) {                                                                         \
-        const float v = LOAD_Q(part, at[k] + d);                                                   \
-        sum = first ? w[k] * v : sum + w[k] * v;                                                   \
-        first = false;                                                                             \
-    }
+    if (!(w[k] == SKIP))                                                                           \
+        sum += w[k] * load_quad(part, at[k] + d, args.dim - d);
 
 #define COPY_PART(k, part, lse)                                                                    \
     if (!(w[k] == SKIP))                                                                           \
-        sum = LOAD_Q(part, at[k] + d);
+        sum = load_quad(part, at[k] + d, args.dim - d);
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void merge_parts(
     const struct cla_merge_args args, __global const q_elem *part0, __global const q_elem *part1,
@@ -101,15 +99,14 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void merge_parts(
     for (int k = 0; k < CLA_MERGE_PARTS; k++)
         w[k] = is_empty(x[k]) ? SKIP : w[k] / l;
     const long to = args.o.offset + b * args.o.stride_b + h * args.o.stride_h + i * args.o.stride_s;
-    for (int d = item; d < args.dim; d += ITEMS) {
-        float sum = isnan(l) ? l : 0.0f;
-        bool first = true;
+    for (int d = 4 * item; d < args.dim; d += 4 * ITEMS) {
+        float4 sum = (float4)(isnan(l) ? l : 0.0f);
         if (alone) {
             PARTS(COPY_PART)
         } else {
             PARTS(ADD_PART)
         }
-        STORE_O(o, to + d, sum);
+        store_quad(o, to + d, sum, args.dim - d);
     }
     if (item == 0 && (args.flags & CLA_FWD_HAS_LSE))
         lse_out[args.lse + row] = filled == 0 && sink == -INFINITY ? -INFINITY

@@ -3,8 +3,8 @@
 //
 //   x' = x * cos - y * sin,  y' = x * sin + y * cos     for each pair of channels (x, y)
 //
-// A work-group owns a row (batch, head, token); its items take the pairs in turn, then the channels
-// that pass.
+// A work-group owns a row (batch, head, token); its items take quads of pairs or of channels in
+// turn, then quads of the channels that pass.
 //
 //   group id: (b * heads + h) * len + i
 //   local memory: none
@@ -22,6 +22,7 @@
 
 #include "kv_abi.h"
 #include "dtype.clh"
+#include "quads.clh"
 #include "rotary.clh"
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void rotary(
@@ -42,17 +43,26 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void rotary(
     int fault = 0;
     const int first = r.flags & CLA_KV_HAS_OFFSETS ? offsets[r.offsets + b] : 0;
     const long at = (long)rotary_row(&r, first, i, &fault) * (r.dim / 2);
-    for (int t = item; t < r.dim / 2; t += ITEMS) {
-        const int d0 = first_of_pair(&r, t), d1 = second_of_pair(&r, t);
-        const float x0 = LOAD_Q(x, from + d0), x1 = LOAD_Q(x, from + d1);
-        const float c = cos_table[r.cos_table + at + t], s = sin_table[r.sin_table + at + t];
-        STORE_O(y, to + d0, x0 * c - x1 * s);
-        STORE_O(y, to + d1, x0 * s + x1 * c);
+    const int half_dim = r.dim / 2;
+    cos_table += r.cos_table + at;
+    sin_table += r.sin_table + at;
+    if (r.flags & CLA_KV_HALF_SPLIT) {
+        for (int t = 4 * item; t < half_dim; t += 4 * ITEMS) {
+            const int n = half_dim - t;
+            const float4 x0 = load_quad(x, from + t, n);
+            const float4 x1 = load_quad(x, from + half_dim + t, n);
+            const float4 c = load_floats(cos_table, t, n), s = load_floats(sin_table, t, n);
+            store_quad(y, to + t, x0 * c - x1 * s, n);
+            store_quad(y, to + half_dim + t, x0 * s + x1 * c, n);
+        }
+    } else {
+        for (int d = 4 * item; d < r.dim; d += 4 * ITEMS) {
+            const float4 v = load_quad(x, from + d, r.dim - d);
+            store_quad(y, to + d, turn_quad(&r, v, d, cos_table, sin_table), r.dim - d);
+        }
     }
-    for (int d = r.dim + item; d < args.dim; d += ITEMS) {
-        const float v = LOAD_Q(x, from + d);
-        STORE_O(y, to + d, v);
-    }
+    for (int d = r.dim + 4 * item; d < args.dim; d += 4 * ITEMS)
+        store_quad(y, to + d, load_quad(x, from + d, args.dim - d), args.dim - d);
     if (item == 0 && fault && (args.flags & CLA_FWD_HAS_FAULTS))
         atomic_or(faults + args.faults, fault);
 }

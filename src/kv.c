@@ -2,6 +2,13 @@
 // Checks that the operations around attention share.
 #include "kv.h"
 
+// Mesa's rusticl leaves padding at the end out of the size of an argument.
+#define NO_TAIL(type, last)                                                                        \
+    _Static_assert(sizeof(type) == CLA_SIZE_TO(type, last), "no padding at the end")
+NO_TAIL(struct cla_merge_args, reserved);
+NO_TAIL(struct cla_rotate_args, flags);
+NO_TAIL(struct cla_append_args, flags);
+
 clattn_status cla_kv_dtype(const struct cla_log *log, const char *field, int32_t dtype)
 {
     clattn_status st = cla_check_enum(log, field, dtype, CLATTN_DTYPE_I8);

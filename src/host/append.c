@@ -3,8 +3,6 @@
 #include "host/int8.h"
 #include "host/kv.h"
 #include "host/rotary.h"
-#include "host/rows.h"
-#include "sequence.h"
 
 struct append {
     const struct cla_append_data *data;
@@ -29,29 +27,6 @@ static int32_t clamp_length(int64_t x, int64_t most, int32_t *fault)
     return (int32_t)(x < 0 ? 0 : most);
 }
 
-// One row of K or V and what belongs to it.
-struct row {
-    const void *from;
-    int64_t from_at;
-    int32_t turned; // channels
-    const float *cos_row, *sin_row;
-};
-
-static float value_of(const struct append *t, const struct row *x, int32_t d)
-{
-    const struct cla_rotary_args *r = &t->data->args.rotary;
-    const int32_t dtype = t->data->dtype_new;
-    if (d >= x->turned)
-        return cla_load_elem(x->from, x->from_at + d, dtype);
-    const int32_t half = r->dim / 2;
-    const int32_t n = r->flags & CLA_KV_HALF_SPLIT ? d % half : d / 2;
-    const int32_t d0 = cla_pair_first(r, n);
-    const float x0 = cla_load_elem(x->from, x->from_at + d0, dtype);
-    const float x1 = cla_load_elem(x->from, x->from_at + cla_pair_second(r, n), dtype);
-    return d == d0 ? x0 * x->cos_row[n] - x1 * x->sin_row[n]
-                   : x0 * x->sin_row[n] + x1 * x->cos_row[n];
-}
-
 static bool find_row(const struct append *t, int64_t b, int64_t j, int64_t *page, int64_t *row,
                      int32_t *fault)
 {
@@ -73,24 +48,32 @@ static bool find_row(const struct append *t, int64_t b, int64_t j, int64_t *page
     return false;
 }
 
-static void store_row(const struct append *t, const struct row *x, bool is_v, int64_t page,
+static void store_row(const struct append *t, const struct cla_turn *x, bool is_v, int64_t page,
                       int64_t h, int64_t row)
 {
     const struct cla_append_args *a = &t->data->args;
-    const int32_t dim = is_v ? a->dim_v : a->dim_k;
     const int64_t to = row_at(is_v ? &a->v_cache : &a->k_cache, page, h, row);
     void *cache = t->ptr[is_v ? V_CACHE : K_CACHE];
+    float v[CLA_ROW_CHUNK];
     if (t->data->dtype_cache != CLATTN_DTYPE_I8) {
-        for (int32_t d = 0; d < dim; d++)
-            cla_store_elem(cache, to + d, t->data->dtype_cache, value_of(t, x, d));
+        for (int32_t d = 0, n; d < x->dim; d += n) {
+            n = cla_turn_chunk(x, d, v);
+            cla_row_store(cache, to + d, t->data->dtype_cache, n, v);
+        }
         return;
     }
     float largest = 0.0f;
-    for (int32_t d = 0; d < dim; d++)
-        largest = cla_larger(value_of(t, x, d), largest);
+    for (int32_t d = 0, n; d < x->dim; d += n) {
+        n = cla_turn_chunk(x, d, v);
+        for (int32_t k = 0; k < n; k++)
+            largest = cla_larger(v[k], largest);
+    }
     const float scale = cla_i8_scale(largest);
-    for (int32_t d = 0; d < dim; d++)
-        ((int8_t *)cache)[to + d] = scale > 0.0f ? cla_to_i8(value_of(t, x, d), scale) : 0;
+    for (int32_t d = 0, n; d < x->dim; d += n) {
+        n = cla_turn_chunk(x, d, v);
+        for (int32_t k = 0; k < n; k++)
+            ((int8_t *)cache)[to + d + k] = scale > 0.0f ? cla_to_i8(v[k], scale) : 0;
+    }
     float *scales = t->ptr[is_v ? V_SCALE : K_SCALE];
     scales[row_at(is_v ? &a->v_scale : &a->k_scale, page, h, row)] = scale;
 }
@@ -109,9 +92,12 @@ static void one_row(const void *what, int64_t id)
     const int32_t len =
         lens ? clamp_length(lens[b], most < INT32_MAX ? most : INT32_MAX, &fault) : 0;
     const int32_t count = new_lens ? clamp_length(new_lens[b], a->len, &fault) : a->len;
-    struct row x = {.from = t->ptr[is_v ? V_NEW : K_NEW],
-                    .from_at = row_at(is_v ? &a->v_new : &a->k_new, b, h, i),
-                    .turned = is_v ? 0 : a->rotary.dim};
+    struct cla_turn x = {.rotary = &a->rotary,
+                         .mem = t->ptr[is_v ? V_NEW : K_NEW],
+                         .at = row_at(is_v ? &a->v_new : &a->k_new, b, h, i),
+                         .dtype = t->data->dtype_new,
+                         .dim = is_v ? a->dim_v : a->dim_k,
+                         .turned = is_v ? 0 : a->rotary.dim};
     int64_t page, row;
     const bool written = i < count && find_row(t, b, (int64_t)len + i, &page, &row, &fault);
     if (written && x.turned) {

@@ -4,7 +4,6 @@
 
 #include "host/kv.h"
 #include "host/rows.h"
-#include "sequence.h"
 
 struct merge {
     const struct cla_merge_data *data;
@@ -56,16 +55,27 @@ static void one_row(const void *what, int64_t row)
     const bool nothing = n == 0 && sink == -INFINITY;
     const bool alone = n == 1 && sink == -INFINITY && m > -INFINITY;
     const int64_t to = row_at(&a->o, a, row);
-    for (int32_t d = 0; d < a->dim; d++) {
-        float sum = isnan(l) ? l : 0.0f;
+    int64_t at[CLA_MERGE_PARTS];
+    for (int i = 0; i < n; i++) {
+        at[i] = row_at(&a->part[part[i]], a, row);
+        w[i] = alone ? 1.0f : w[i] / l; // a product by 1 changes no bit
+    }
+    for (int32_t d = 0; d < a->dim; d += CLA_ROW_CHUNK) {
+        float x[CLA_ROW_CHUNK], sum[CLA_ROW_CHUNK];
+        const int32_t count = a->dim - d < CLA_ROW_CHUNK ? a->dim - d : CLA_ROW_CHUNK;
+        for (int32_t k = 0; k < count; k++)
+            sum[k] = isnan(l) ? l : 0.0f;
         for (int i = 0; i < n; i++) {
             const void *from = t->ptr[part[i]] ? t->ptr[part[i]] : t->ptr[O];
-            const float x = cla_load_elem(from, row_at(&a->part[part[i]], a, row) + d,
-                                          data->dtype_parts);
-            const float weighed = alone ? x : w[i] / l * x;
-            sum = i == 0 ? weighed : sum + weighed;
+            cla_row_load(from, at[i] + d, data->dtype_parts, count, x);
+            if (i == 0 && !isnan(l)) // 0 + -0 would be 0
+                for (int32_t k = 0; k < count; k++)
+                    sum[k] = w[i] * x[k];
+            else
+                for (int32_t k = 0; k < count; k++)
+                    sum[k] += w[i] * x[k];
         }
-        cla_store_elem(t->ptr[O], to + d, data->dtype_o, sum);
+        cla_row_store(t->ptr[O], to + d, data->dtype_o, count, sum);
     }
     if (t->ptr[LSE_OUT] && (a->flags & CLA_FWD_HAS_LSE))
         ((float *)t->ptr[LSE_OUT])[row] = nothing ? -INFINITY : alone ? m : m + logf(l);

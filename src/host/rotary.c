@@ -2,8 +2,6 @@
 // As cl/rotary.cl.
 #include "host/rotary.h"
 #include "host/kv.h"
-#include "host/rows.h"
-#include "sequence.h"
 
 struct rotate {
     const struct cla_rotate_data *data;
@@ -18,6 +16,19 @@ static int64_t row_at(const struct cla_fwd_tensor *t, const struct cla_rotate_ar
     return bh / a->heads * t->stride_b + bh % a->heads * t->stride_h + row % a->len * t->stride_s;
 }
 
+// In place both channels of a pair are read before either is written.
+static void turn_halves(const struct cla_turn *turn, void *y, int64_t to)
+{
+    const int32_t half = turn->turned / 2;
+    for (int32_t d = 0, n; d < half; d += n) {
+        float first[CLA_ROW_CHUNK], second[CLA_ROW_CHUNK];
+        n = cla_turn_chunk(turn, d, first);
+        cla_turn_chunk(turn, d + half, second);
+        cla_row_store(y, to + d, turn->dtype, n, first);
+        cla_row_store(y, to + half + d, turn->dtype, n, second);
+    }
+}
+
 static void one_row(const void *what, int64_t row)
 {
     const struct rotate *t = what;
@@ -29,17 +40,15 @@ static void one_row(const void *what, int64_t row)
     int32_t fault = 0;
     const int32_t first = offsets ? offsets[row / a->len / a->heads] : 0;
     const int64_t at = cla_rotary_row(r, first, row % a->len, &fault) * (r->dim / 2);
-    const float *cos_row = (const float *)t->ptr[COS] + at;
-    const float *sin_row = (const float *)t->ptr[SIN] + at;
-    for (int32_t n = 0; n < r->dim / 2; n++) {
-        const int32_t d0 = cla_pair_first(r, n), d1 = cla_pair_second(r, n);
-        const float x0 = cla_load_elem(x, from + d0, dtype);
-        const float x1 = cla_load_elem(x, from + d1, dtype);
-        cla_store_elem(t->ptr[Y], to + d0, dtype, x0 * cos_row[n] - x1 * sin_row[n]);
-        cla_store_elem(t->ptr[Y], to + d1, dtype, x0 * sin_row[n] + x1 * cos_row[n]);
+    const struct cla_turn turn = {r, x, from, dtype, a->dim, r->dim,
+                                  (const float *)t->ptr[COS] + at, (const float *)t->ptr[SIN] + at};
+    if (r->flags & CLA_KV_HALF_SPLIT)
+        turn_halves(&turn, t->ptr[Y], to);
+    for (int32_t d = r->flags & CLA_KV_HALF_SPLIT ? r->dim : 0, n; d < a->dim; d += n) {
+        float out[CLA_ROW_CHUNK];
+        n = cla_turn_chunk(&turn, d, out);
+        cla_row_store(t->ptr[Y], to + d, dtype, n, out);
     }
-    for (int32_t d = r->dim; d < a->dim; d++)
-        cla_store_elem(t->ptr[Y], to + d, dtype, cla_load_elem(x, from + d, dtype));
     if (fault && t->ptr[FAULTS])
         cla_host_raise(t->ptr[FAULTS], fault);
 }

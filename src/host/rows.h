@@ -3,8 +3,11 @@
 #ifndef CLA_HOST_ROWS_H
 #define CLA_HOST_ROWS_H
 
+#include <string.h>
+
 #include "host/host.h"
 #include "host/kernel.h"
+#include "util/half.h"
 
 static inline void cla_host_each_row(int64_t rows, int32_t requested,
                                      void (*one)(const void *what, int64_t row), const void *what)
@@ -23,6 +26,35 @@ static inline void cla_host_each_row(int64_t rows, int32_t requested,
 #endif
     for (int64_t r = 0; r < rows; r++)
         one(what, r);
+}
+
+// Channels of a row, converted to float and back: the type is looked at once for all of them.
+enum { CLA_ROW_CHUNK = 64 };
+
+static inline void cla_row_load(const void *mem, int64_t at, int32_t dtype, int64_t n, float *out)
+{
+    if (dtype == CLATTN_DTYPE_F16) {
+        for (int64_t d = 0; d < n; d++)
+            out[d] = cla_f16_to_f32(((const uint16_t *)mem)[at + d]);
+    } else if (dtype == CLATTN_DTYPE_BF16) {
+        for (int64_t d = 0; d < n; d++)
+            out[d] = cla_bf16_to_f32(((const uint16_t *)mem)[at + d]);
+    } else {
+        memcpy(out, (const float *)mem + at, (size_t)n * sizeof(float));
+    }
+}
+
+static inline void cla_row_store(void *mem, int64_t at, int32_t dtype, int64_t n, const float *x)
+{
+    if (dtype == CLATTN_DTYPE_F16) {
+        for (int64_t d = 0; d < n; d++)
+            ((uint16_t *)mem)[at + d] = cla_f32_to_f16(x[d]);
+    } else if (dtype == CLATTN_DTYPE_BF16) {
+        for (int64_t d = 0; d < n; d++)
+            ((uint16_t *)mem)[at + d] = cla_f32_to_bf16(x[d]);
+    } else {
+        memcpy((float *)mem + at, x, (size_t)n * sizeof(float));
+    }
 }
 
 // Rows may say at once what went wrong with them.

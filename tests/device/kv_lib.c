@@ -266,6 +266,7 @@ static int run_on(const char *suite, struct test_device *d, const struct CMUnitT
     clattn_context_desc desc;
     clattn_context_desc_init(&desc, sizeof desc);
     memset(&kd, 0, sizeof kd);
+    kd.info = &d->info;
     kd.opencl = d->info.type != CLATTN_DEVICE_BUILTIN_CPU;
     snprintf(index, sizeof index, "%d", (int)d->info.index);
     desc.device = kd.opencl ? index : "cpu";

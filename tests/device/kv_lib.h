@@ -17,6 +17,7 @@
 // The context that tensors are made for, and what it logs.
 struct kv_device {
     clattn_context *ctx;
+    const clattn_device_info *info;
     bool opencl;
     struct log_capture log;
 };

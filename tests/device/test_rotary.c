@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "thread.h"
+
 enum { BATCH = 2, HEADS = 3, LEN = 5, POSITIONS = 40, MAX_DIM = 130 };
 
 struct rotate {
@@ -260,6 +262,44 @@ static void test_faults(void **state)
     }
 }
 
+// Threads that need the same kernel at once, in a type that nobody has asked for: each has tensors
+// of its own.
+struct user {
+    struct rotate t;
+    clattn_status status;
+};
+
+static void rotate_often(void *arg)
+{
+    struct user *u = arg;
+    for (int n = 0; n < 5 && u->status == CLATTN_OK; n++)
+        u->status = clattn_rotary_run(kd.ctx, &u->t.call);
+}
+
+static void test_threads(void **state)
+{
+    enum { THREADS = 4 };
+    struct user u[THREADS];
+    struct test_thread *thread[THREADS];
+    (void)state;
+    if (!takes_threads(kd.info))
+        skip();
+    for (int n = 0; n < THREADS; n++) {
+        open_rotate(&u[n].t, 48, 48, kd.opencl && n % 2, CLATTN_DTYPE_BF16, KV_BSHD, n / 2);
+        u[n].status = CLATTN_OK;
+        push_rotate(&u[n].t);
+    }
+    for (int n = 0; n < THREADS; n++)
+        thread[n] = thread_start(rotate_often, &u[n]);
+    for (int n = 0; n < THREADS; n++) {
+        thread_join(thread[n]);
+        assert_int_equal(u[n].status, CLATTN_OK);
+        struct expected *e = expect(&u[n].t, true);
+        check(&u[n].t, &u[n].t.y, e);
+        close_rotate(&u[n].t);
+    }
+}
+
 #define REFUSE(change, want, says)                                                                 \
     do {                                                                                           \
         const clattn_rotary_call good = t.call;                                                    \
@@ -314,6 +354,7 @@ static void test_refusals(void **state)
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_threads), // first, when nothing is compiled
         cmocka_unit_test(test_types),    cmocka_unit_test(test_identity),
         cmocka_unit_test(test_distance), cmocka_unit_test(test_tables),
         cmocka_unit_test(test_faults),   cmocka_unit_test(test_refusals),
