@@ -18,7 +18,8 @@
 //   as much again, and TILE_K * DIM of pages, whose keys are staged (vector_lanes.clh).
 //
 // Literals: DIM_QK, DIM_V, DTYPE_Q, DTYPE_KV, DTYPE_O, MASK_KIND, PAGED; W = 4, 8 or 16; ROWS = 1,
-// 2, 4 or 8, at most W; TILE_K, a multiple of 8 and of W. HAS_PREFETCH: __builtin_prefetch() compiles.
+// 2, 4 or 8, at most W; TILE_K, a multiple of 8 and of W. HAS_PREFETCH: __builtin_prefetch()
+// compiles.
 // Slots: those of fused_vector.cl; WORKSPACE only with more than one part.
 //
 // Numerics: as fused_vector.cl. A part without keys has m = -INFINITY, l = 0, O = 0.
