@@ -18,7 +18,8 @@
 //   as much again, and TILE_K * DIM of pages, whose keys are staged (vector_lanes.clh).
 //
 // Literals: DIM_QK, DIM_V, DTYPE_Q, DTYPE_KV, DTYPE_O, MASK_KIND, PAGED; W = 4, 8 or 16; ROWS = 1,
-// 2, 4 or 8, at most W; TILE_K, a multiple of 8 and of W. HAS_PREFETCH: __builtin_prefetch() compiles.
+// 2, 4 or 8, at most W; TILE_K, a multiple of 8 and of W. HAS_PREFETCH: __builtin_prefetch()
+// compiles.
 // Slots: those of fused_vector.cl; WORKSPACE only with more than one part.
 //
 // Numerics: as fused_vector.cl. A part without keys has m = -INFINITY, l = 0, O = 0.
@@ -531,8 +532,10 @@ split_kv_few(FWD_PARAMS)
             const int vecs = (n * ROWS + W - 1) / W;
             find_keys(&t, &a, &mem, &rows, k_mem, v_mem, j, n);
 #if STAGED
-            const struct rows_of_keys k_rows = {&a.k, k_mem, &a.k_scale, mem.k_scale, b, g};
-            const struct rows_of_keys v_rows = {&a.v, v_mem, &a.v_scale, mem.v_scale, b, g};
+            const struct rows_of_keys k_rows = {&a.k, k_mem, &a.k_scale, mem.k_scale, b,
+                                                g,    v_mem, &a.v,       AHEAD};
+            const struct rows_of_keys v_rows = {&a.v, v_mem, &a.v_scale, mem.v_scale, b,
+                                                g,    0,     0,          0};
             stage(room, &a, &mem, &k_rows, j, n, DIM_QK);
             t.k = t.v = room;
 #endif
