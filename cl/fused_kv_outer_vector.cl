@@ -38,7 +38,7 @@ static inline float attend(struct sums *s, const ROWF *m, const ROWF *q, const s
         clear(s);
         for (int v = 0; v < QV; ++v)
             s->m[v] = m[v];
-        if (!score_tile(p, q, task, t, mask, room))
+        if (!score_tile(p, q, task, t, mask))
             return 1.0f;
         for (int c = 0; careful && c < t->keys * QV; ++c)
             hidden[c] = p[c] == (ROWF)(-INFINITY);

@@ -532,8 +532,10 @@ split_kv_few(FWD_PARAMS)
             const int vecs = (n * ROWS + W - 1) / W;
             find_keys(&t, &a, &mem, &rows, k_mem, v_mem, j, n);
 #if STAGED
-            const struct rows_of_keys k_rows = {&a.k, k_mem, &a.k_scale, mem.k_scale, b, g};
-            const struct rows_of_keys v_rows = {&a.v, v_mem, &a.v_scale, mem.v_scale, b, g};
+            const struct rows_of_keys k_rows = {&a.k, k_mem, &a.k_scale, mem.k_scale, b,
+                                                g,    v_mem, &a.v,       AHEAD};
+            const struct rows_of_keys v_rows = {&a.v, v_mem, &a.v_scale, mem.v_scale, b,
+                                                g,    0,     0,          0};
             stage(room, &a, &mem, &k_rows, j, n, DIM_QK);
             t.k = t.v = room;
 #endif

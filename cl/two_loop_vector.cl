@@ -30,13 +30,13 @@ static inline void find_sums(struct sums *total, struct sums *s, const ROWF *q,
     for (int j = j_begin; j < j_end; j += n) {
         n = min(TILE_K, j_end - j);
         struct key_tile t;
-        float room[STAGE_FLOATS];
         find_keys(&t, task, j, n, j_end);
+        t.wants_values = false;
         t.v = t.k; // whose lines are not asked for yet
         t.v_stride = t.k_stride;
         ROWF p[PADDED_K * QV];
         ROWF f[QV];
-        if (!score_tile(p, q, task, &t, mask, room))
+        if (!score_tile(p, q, task, &t, mask))
             continue;
         absorb(p, f, s, n);
         if (++tiles % FLUSH_TILES == 0)
@@ -105,7 +105,7 @@ two_loop_vector(FWD_PARAMS)
             find_keys(&t, &task, j, n, j_end);
             float room[STAGE_FLOATS];
             ROWF p[PADDED_K * QV];
-            if (!score_tile(p, q, &task, &t, &mask, room))
+            if (!score_tile(p, q, &task, &t, &mask))
                 continue;
             ROWI hidden[TILE_K * QV];
             for (int c = 0; careful && c < n * QV; ++c)
