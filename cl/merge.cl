@@ -161,8 +161,9 @@ void merge(FWD_PARAMS)
     __global o_elem *o = o_mem + tensor_at(&a.o, b, head, query);
     for (int n = 0; n < ITEM_QUADS; ++n) {
         const int d = 4 * (item + n * ITEMS);
+        // A sink that is NaN or infinite leaves none of a row, also where no part has a weight.
         if (d < DIM_V)
-            store_o4(o, d, out[n], (a.flags & CLA_FWD_ALIGNED16) != 0);
+            store_o4(o, d, isnan(l) ? (float4)(l) : out[n], (a.flags & CLA_FWD_ALIGNED16) != 0);
     }
     if ((a.flags & CLA_FWD_HAS_LSE) && item == 0)
         lse_mem[lse_at(&a, b, head, query)] = row_lse(m, l);
