@@ -85,9 +85,6 @@ void merge(FWD_PARAMS)
     const long place = row % rows_of_longest(&a);
     const int g = (int)(row / rows_of_longest(&a) % a.heads_kv);
     const int b = (int)(row / rows_of_longest(&a) / a.heads_kv);
-    enter_sequence(&a, &mem, b, false); // the kernel of the parts has reported what was clamped
-    if (place >= row_count(&a))
-        return;
     const int head = row_head(&a, g, place);
     const int query = row_query(&a, place);
 
@@ -156,11 +153,17 @@ void merge(FWD_PARAMS)
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 
+    // Behind the barriers, in front of which PoCL 3.1 compiles a branch for seconds. The kernel of
+    // the parts has reported what was clamped.
+    enter_sequence(&a, &mem, b, false);
+    if (place >= row_count(&a))
+        return; // no row of this sequence: what was merged is nothing
     __global o_elem *o = o_mem + tensor_at(&a.o, b, head, query);
     for (int n = 0; n < ITEM_QUADS; ++n) {
         const int d = 4 * (item + n * ITEMS);
+        // A sink that is NaN or infinite leaves none of a row, also where no part has a weight.
         if (d < DIM_V)
-            store_o4(o, d, out[n], (a.flags & CLA_FWD_ALIGNED16) != 0);
+            store_o4(o, d, isnan(l) ? (float4)(l) : out[n], (a.flags & CLA_FWD_ALIGNED16) != 0);
     }
     if ((a.flags & CLA_FWD_HAS_LSE) && item == 0)
         lse_mem[lse_at(&a, b, head, query)] = row_lse(m, l);

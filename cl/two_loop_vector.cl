@@ -127,7 +127,8 @@ two_loop_vector(FWD_PARAMS)
     // Final weights are those of a row whose maximum is its LSE and whose sum is 1.
     for (int v = 0; v < QV; ++v) {
         total.m[v] = row_lse(total.m[v], total.l[v]);
-        total.l[v] = total.l[v] == (ROWF)(0.0f) ? (ROWF)(0.0f) : (ROWF)(1.0f);
+        // 1, or NaN by a sink, also of a row that took in no weight.
+        total.l[v] = total.l[v] == (ROWF)(0.0f) ? (ROWF)(0.0f) : total.l[v] / total.l[v];
     }
     store_output(&total, &task, careful ? 2.0f : 1.0f, o_mem);
     if (a.flags & CLA_FWD_HAS_LSE)
