@@ -536,7 +536,9 @@ split_kv_few(FWD_PARAMS)
                                                 g,    v_mem, &a.v,       AHEAD};
             const struct rows_of_keys v_rows = {&a.v, v_mem, &a.v_scale, mem.v_scale, b,
                                                 g,    0,     0,          0};
-            stage(room, &a, &mem, &k_rows, j, n, DIM_QK);
+            struct page_run run;
+            clear_run(&run);
+            stage(room, &a, &mem, &k_rows, &run, j, n, DIM_QK);
             t.k = t.v = room;
 #endif
             score(p, q, &t);
@@ -552,7 +554,8 @@ split_kv_few(FWD_PARAMS)
                             a.v_scale.stride_s, n);
 #endif
 #if STAGED
-            stage(room, &a, &mem, &v_rows, j, n, DIM_V);
+            clear_run(&run);
+            stage(room, &a, &mem, &v_rows, &run, j, n, DIM_V);
 #endif
             if (careful)
                 accumulate_visible(s.o, (const float *)p, (const int *)hidden, (const float *)&f,
