@@ -75,6 +75,9 @@ static clattn_status check_counts(const struct cla_problem *p, const clattn_atte
     if (call->alibi_batch > 1)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "alibi_batch is %d, not 0 or 1",
                         (int)call->alibi_batch);
+    if (p->paged && call->num_pages == 0 && call->len_kv > 0)
+        return cla_fail(log, CLATTN_ERR_SHAPE, "num_pages is 0, but len_kv is %d",
+                        (int)call->len_kv);
     if (p->paged && (int64_t)call->max_pages * p->page_size < call->len_kv)
         return cla_fail(log, CLATTN_ERR_SHAPE, "max_pages %d of %d keys are less than len_kv %d",
                         (int)call->max_pages, (int)p->page_size, (int)call->len_kv);

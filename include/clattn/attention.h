@@ -217,7 +217,7 @@ typedef struct clattn_attention_call {
     int32_t window_left;
     int32_t window_right; ///< see window_left
     float softcap;      ///< with CLATTN_FEATURE_SOFTCAP: finite, >= 0; 0 = no cap
-    int32_t num_pages;  ///< with CLATTN_FEATURE_PAGED: pages in the pool
+    int32_t num_pages;  ///< with CLATTN_FEATURE_PAGED: pages in the pool, 0 only without keys
     int32_t max_pages;  ///< with CLATTN_FEATURE_PAGED: entries in a row of the page table
     int32_t total_q;    ///< with CLATTN_FEATURE_PACKED_Q: tokens that Q, O and LSE have room for
     int32_t total_kv;   ///< with CLATTN_FEATURE_PACKED_KV: tokens that K and V have room for

@@ -325,6 +325,9 @@ static void test_paged(void **state)
     ints[0][1] = 5;
     refused(&p, &c, CLATTN_ERR_INVALID_ARGUMENT, "page_table[1][1] is -77, the pool has 5 pages");
     ints[0][1] = 4;
+    c.num_pages = 0;
+    refused(&p, &c, CLATTN_ERR_SHAPE, "num_pages is 0, but len_kv is 10");
+    c.num_pages = 5;
     c.max_pages = 2;
     refused(&p, &c, CLATTN_ERR_SHAPE, "max_pages 2 of 4 keys are less than len_kv 10");
     c.max_pages = 3;
