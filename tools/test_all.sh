@@ -135,7 +135,7 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
     pocl)
       # It takes three seconds to compile a kernel, so the full selection is Intel's.
       device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd "POCL_CACHE_DIR=$build/cache/pocl"
-                   CLATTN_TEST_MEDIUM=1 CLATTN_TEST_SHARE=1)
+                   CLATTN_TEST_MEDIUM=1 CLATTN_TEST_PREFERRED=1 CLATTN_TEST_SHARE=1)
       ;;
     pocl-cbs)
       # Another way to turn barriers into loops. PoCL 3.1 does not know this name and takes its
@@ -151,7 +151,7 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
       ;;
     llvmpipe)
       device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/rusticl.icd RUSTICL_ENABLE=llvmpipe
-                   "MESA_SHADER_CACHE_DIR=$build/cache/mesa")
+                   "MESA_SHADER_CACHE_DIR=$build/cache/mesa" CLATTN_TEST_RANDOM=20)
       ;;
     oclgrind)
       # As an ICD: the `oclgrind` command preloads its own OpenCL, which a program that opens the
@@ -202,13 +202,25 @@ device_programs() { # device_programs GREP-ARGUMENT...: names of programs of the
     sed 's|.* / ||' | grep -E "$@"
 }
 
+# Programs named "... cpu" are for the CPU path, which the step `host` has.
 device_suite() { # device_suite NAME SECONDS [BUT]: the suite on one device, without programs BUT
   local programs
   use_device "$1"
   have gcc || return 0
-  # Programs named "... cpu" are for the CPU path, which the step `host` has.
   mapfile -t programs < <(device_programs -v " cpu\$|^(${3:-})\$")
   suites gcc "$1" "$2" "${programs[@]}"
+}
+
+slow_device_suite() { # slow_device_suite NAME SECONDS WIDE [BUT]: likewise, but only the programs
+  # WIDE run the device's own selection, the others the small one
+  local programs
+  use_device "$1"
+  have gcc || return 0
+  mapfile -t programs < <(device_programs "^($3)\$")
+  suites gcc "$1" "$2" "${programs[@]}"
+  mapfile -t programs < <(device_programs -v " cpu\$|^($3|${4:-})\$")
+  device_env+=(CLATTN_TEST_SMALL=1)
+  suites gcc "$1-small" "$2" "${programs[@]}"
 }
 
 # ---- the steps ---------------------------------------------------------------------------------
@@ -240,18 +252,19 @@ step_host() {
   ! have gcc || suites gcc host-device 300 "${programs[@]}"
 }
 
+# PoCL takes three seconds to compile a kernel, llvmpipe as long to run one.
 step_pocl() {
-  # Rows of 10^6 keys are in the programs `fused` and `family`; Intel and llvmpipe have wider ones.
-  device_suite pocl 1200 "long opencl"
+  # Long rows are the Intel runtime's.
+  slow_device_suite pocl 1200 "(fused|features) opencl" "long opencl"
 }
 
 step_pocl_cbs() {
   # What the host refuses and keeps does not depend on how kernels are compiled, and programs about
   # results have no kernels of their own.
   local host='invalid|refusals|refused_memory|ceilings'
-  local results='agreement|long|offsets|cases|minilm|split_kv'
+  local results='agreement|long|offsets|cases|minilm|split_kv|features|feature_identities|softmax'
   device_suite pocl-cbs 1200 \
-    "programs|program_cache|opencl_(api|softmax)|subgroups|unfused|($host|$results) opencl"
+    "programs|program_cache|opencl_(api|softmax|kv)|subgroups|unfused|($host|$results) opencl"
 }
 
 step_intel() {
@@ -262,7 +275,7 @@ step_intel() {
 # Of the tools the step minilm runs two on each device; their own tests are the host's work, where
 # they meet PoCL.
 step_llvmpipe() {
-  device_suite llvmpipe 1200
+  slow_device_suite llvmpipe 1200 "fused opencl"
 }
 
 race_is_reported() { # a kernel with a race, to see that reports are recognised
@@ -282,9 +295,9 @@ step_oclgrind() {
   # The programs about what the host refuses and decides have nothing for it to find.
   # Nor have those whose kernels other programs run, and whose problems are large.
   local host='identities|invalid|refusals|refused_memory|ceilings'
-  local large='agreement|long|offsets|minilm|cases'
+  local large='agreement|long|offsets|minilm|cases|fused|feature_identities'
   device_suite oclgrind 1200 \
-    "programs|program_cache|opencl_(api|softmax)|subgroups|($host|$large) opencl"
+    "programs|program_cache|opencl_(api|softmax|kv)|subgroups|($host|$large) opencl"
   ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic
 }
 

@@ -263,7 +263,8 @@ static clattn_status try_shape(struct test_device *d, int32_t algo, int32_t kern
 static void add_shapes(struct test_target *targets, int *count, struct test_device *d, int32_t algo)
 {
     // A device that prefers vectors runs the group shape for the test's sake.
-    add_target(targets, count, d, algo, CLATTN_KERNEL_GROUP, d->level);
+    const bool few = d->info.vector_shape && set_in_env("CLATTN_TEST_PREFERRED");
+    add_target(targets, count, d, algo, CLATTN_KERNEL_GROUP, few ? LEVEL_SMALL : d->level);
     const clattn_status vector = try_shape(d, algo, CLATTN_KERNEL_VECTOR);
     if (vector == CLATTN_OK || d->info.vector_shape)
         add_target(targets, count, d, algo, CLATTN_KERNEL_VECTOR,

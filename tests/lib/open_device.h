@@ -8,6 +8,8 @@
 //   CLATTN_TEST_ALGOS   algorithms to run on OpenCL devices, by their names; default "fused,host"
 //   CLATTN_TEST_SMALL   not empty: every device runs the small selection
 //   CLATTN_TEST_MEDIUM  not empty: no device runs more than the medium selection
+//   CLATTN_TEST_PREFERRED  not empty: a kernel shape that the device doesn't prefer runs the small
+//                       selection
 //   CLATTN_TEST_SHARE   1 to 4: of the cases that are shared out, only those of this share; 9: none
 #ifndef TESTS_OPEN_DEVICE_H
 #define TESTS_OPEN_DEVICE_H
