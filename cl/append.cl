@@ -63,11 +63,12 @@ static inline long row_at(const struct cla_fwd_tensor *t, long b, long h, long s
     return t->offset + b * t->stride_b + h * t->stride_h + s * t->stride_s;
 }
 
-static inline int clamp_length(long x, long most, int *fault)
+// In ints: Mesa 22.3's llvmpipe takes a negative int that has become a long for a positive one.
+static inline int clamp_length(int x, int most, int *fault)
 {
     if (x < 0 || x > most)
         *fault |= CLA_FAULT_LENGTH;
-    return (int)clamp(x, 0L, most);
+    return clamp(x, 0, most);
 }
 
 // What the rows of a work-group come from.
@@ -128,9 +129,10 @@ static inline bool find_row(const struct cla_append_args *a, __global const int 
         *fault |= CLA_FAULT_ROOM;
         return false;
     }
-    *page = table[a->table + b * a->max_pages + j / a->page_size];
+    const int found = table[a->table + b * a->max_pages + j / a->page_size]; // see clamp_length()
+    *page = found;
     *row = j % a->page_size;
-    if (*page >= 0 && *page < a->num_pages)
+    if (found >= 0 && found < a->num_pages)
         return true;
     *fault |= CLA_FAULT_PAGE;
     return false;
@@ -156,7 +158,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void append(
         args.page_size ? (long)args.page_size * args.max_pages : (long)args.capacity;
     int fault = 0;
     const int len = args.flags & CLA_KV_HAS_LENS
-                        ? clamp_length(lens[args.lens + b], min(most, 2147483647L), &fault)
+                        ? clamp_length(lens[args.lens + b], (int)min(most, 2147483647L), &fault)
                         : 0;
     const int count = args.flags & CLA_KV_HAS_NEW
                           ? clamp_length(new_lens[args.new_lens + b], args.len, &fault)

@@ -357,11 +357,14 @@ clattn_status cla_ocl_mem_write(clattn_context *ctx, void *mem, size_t offset, c
                                 size_t bytes)
 {
     const struct cla_ocl *o = ctx->ocl;
-    const clattn_status st = cla_cl_check(
-        &ctx->log,
-        o->cl->EnqueueWriteBuffer(o->queue, mem, CL_TRUE, offset, bytes, src, 0, NULL, NULL),
-        "clEnqueueWriteBuffer");
-    return st == CLATTN_OK ? cla_ocl_settle(ctx) : st;
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    CLA_CL(o->cl->EnqueueWriteBuffer(o->queue, mem, CL_TRUE, offset, bytes, src, 0, NULL, NULL));
+    // A blocking write behind the start of a buffer comes too late for other queues on Intel's
+    // runtime, in order or not.
+    CLA_CL(o->cl->Finish(o->queue));
+done:
+    return st;
 }
 
 clattn_status cla_ocl_mem_read(clattn_context *ctx, void *mem, size_t offset, void *dst,

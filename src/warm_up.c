@@ -128,6 +128,11 @@ clattn_status clattn_plan_warm_up(const clattn_plan *plan, int32_t batch, int32_
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
                         "batch %d, len_q %d or len_kv %d is negative", (int)batch, (int)len_q,
                         (int)len_kv);
+    if (batch > p->max_batch || len_q > p->max_len_q || len_kv > p->max_len_kv)
+        return cla_fail(log, CLATTN_ERR_OVER_BOUND,
+                        "batch %d, len_q %d or len_kv %d is over the plan's %d, %d, %d", (int)batch,
+                        (int)len_q, (int)len_kv, (int)p->max_batch, (int)p->max_len_q,
+                        (int)p->max_len_kv);
     if (batch == 0 || len_q == 0 || len_kv == 0)
         return CLATTN_OK;
     if ((p->packed_q && (int64_t)batch * len_q > INT32_MAX) ||

@@ -86,9 +86,9 @@ static const char help_rest[] =
     "The time is that of the computation with all data on the device, without reading files,\n"
     "compiling kernels and copying; PoCL compiles once more in the first run of a large problem,\n"
     "which --repeat 3 leaves out. NaN equals NaN in a comparison and an infinity itself; where\n"
-    "only one of both values is finite, the comparison fails. With --mask and --bias, len_q and\n"
-    "len_kv are those of the longest sequence. Queries of -q that belong to no packed sequence\n"
-    "have O = 0 and LSE = -inf.\n"
+    "only one of both values is finite, the comparison fails. The extents of --mask and --bias\n"
+    "are those of the files of Q and K; where these are packed or paged, those of the longest\n"
+    "sequence. Queries of -q that belong to no packed sequence have O = 0 and LSE = -inf.\n"
     "\n"
     "Exit status: 0 done; 1 the comparison failed; 2 wrong use, bad input, or an output that\n"
     "cannot be written; 3 the device or its driver failed.\n";

@@ -106,8 +106,12 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
   case $1 in
     gcc) ;;
     # Assertions are on here, and off in gcc and no-opencl, which are what users get.
-    clang) compiler=clang options+=(--buildtype=debugoptimized) ;;
-    no-opencl) options+=(-Dopencl=disabled) ;;
+    # The code is what counts in these two, not its speed.
+    clang)
+      compiler=clang
+      options+=(--buildtype=debugoptimized -Doptimization=1 -Dtest_widths=false)
+      ;;
+    no-opencl) options+=(-Dopencl=disabled -Doptimization=1 -Dtest_widths=false) ;;
     sanitize)
       options+=(-Dopencl=disabled --buildtype=debugoptimized "-Db_sanitize=address,undefined")
       ;;
@@ -295,7 +299,7 @@ step_oclgrind() {
   # The programs about what the host refuses and decides have nothing for it to find.
   # Nor have those whose kernels other programs run, and whose problems are large.
   local host='identities|invalid|refusals|refused_memory|ceilings'
-  local large='agreement|long|offsets|minilm|cases|fused|feature_identities'
+  local large='agreement|long|offsets|minilm|cases|fused|edges|feature_identities'
   device_suite oclgrind 1200 \
     "programs|program_cache|opencl_(api|softmax|kv)|subgroups|($host|$large) opencl"
   ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic

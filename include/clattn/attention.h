@@ -99,7 +99,9 @@ enum {
 
 /// Precision of products; see `precision` in clattn_attention_desc.
 typedef enum clattn_precision {
-    CLATTN_PRECISION_DEFAULT = 0, ///< float32 arithmetic; 16-bit products where all is 16-bit
+    /// float32 arithmetic for now; where Q, K, V and O are all f16 or all bf16, a later version may
+    /// take 16-bit products, whose error stays within the rounding of O
+    CLATTN_PRECISION_DEFAULT = 0,
     CLATTN_PRECISION_FULL = 1     ///< float32 arithmetic always
 } clattn_precision;
 
@@ -115,8 +117,10 @@ typedef struct clattn_attention_desc {
     int32_t heads_q;       ///< query heads, at least 1
     int32_t heads_kv;      ///< key/value heads, a divisor of heads_q; 0 = heads_q
     int32_t max_batch;     ///< bound of call.batch; 0 = any
-    int32_t max_len_q;     ///< bound of call.len_q; 0 = any. Tiles are chosen for it
-    int32_t max_len_kv;    ///< bound of call.len_kv; 0 = any. Tiles are chosen for it
+    /// Bound of call.len_q; 0 = any. Tiles are chosen for it, and with all three bounds auto takes
+    /// split_kv where few queries and many keys ask for it (decoding)
+    int32_t max_len_q;
+    int32_t max_len_kv;    ///< bound of call.len_kv; 0 = any. Likewise
     uint32_t features;     ///< CLATTN_FEATURE_* bits
     int32_t align;         ///< enum clattn_align
     int32_t algo;          ///< enum clattn_algo; a forced one is not replaced by another
@@ -218,7 +222,9 @@ typedef struct clattn_attention_call {
     int32_t window_right; ///< see window_left
     float softcap;      ///< with CLATTN_FEATURE_SOFTCAP: finite, >= 0; 0 = no cap
     int32_t num_pages;  ///< with CLATTN_FEATURE_PAGED: pages in the pool, 0 only without keys
-    int32_t max_pages;  ///< with CLATTN_FEATURE_PAGED: entries in a row of the page table
+    /// With CLATTN_FEATURE_PAGED: entries in a row of the page table; len_kv is at most max_pages
+    /// times page_size
+    int32_t max_pages;
     int32_t total_q;    ///< with CLATTN_FEATURE_PACKED_Q: tokens that Q, O and LSE have room for
     int32_t total_kv;   ///< with CLATTN_FEATURE_PACKED_KV: tokens that K and V have room for
     int32_t alibi_batch; ///< 0: slopes are [heads_q]; 1: [batch, heads_q]
@@ -235,7 +241,8 @@ typedef struct clattn_attention_call {
     /// With CLATTN_FEATURE_PAGED: int32 [batch, max_pages]; key j of sequence b lies in page
     /// table[b][j / page_size] at j % page_size. Entries behind the last key are not read.
     clattn_buf page_table;
-    /// With CLATTN_DTYPE_I8: K = k_scale * k8 and V = v_scale * v8, float, a number for each key,
+    /// With CLATTN_DTYPE_I8: K = k_scale * k8 and V = v_scale * v8, float, a number for each key:
+    /// such that these are within float, or NaN for a row that was not finite,
     /// of K's shape without the channel: [batch, heads_kv, len_kv], packed [1, heads_kv, total_kv],
     /// paged [num_pages, heads_kv, page_size]
     clattn_tensor k_scale;
@@ -326,7 +333,9 @@ CLATTN_API clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_pl
 CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t n);
 
 /// Runs one forward pass and waits for it. Each buffer is host memory or clattn_mem_create()'s or
-/// the application's cl_mem; host memory is copied to and from the device where it must be.
+/// the application's cl_mem. Host memory is copied to and from the device where it must be, each
+/// buffer whole in each call: a cache of keys and values that lives longer belongs in a
+/// clattn_mem_create() or cl_mem, while Q, O, lengths and tables may stay in host memory.
 ///
 /// @param plan From clattn_attention_plan_create().
 /// @param call Lengths within the plan's bounds, and memory.
@@ -334,16 +343,21 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL; a negative length; a scale that is not finite, or is
 ///                                      given without its bit; unknown bits, layouts or kinds of
 ///                                      buffer; reserved fields that are not 0; a host pointer or
-///                                      an offset that is not a multiple of the element size; mask
-///                                      or lse where the plan has not that feature
+///                                      an offset that is not a multiple of the element size; a
+///                                      buffer or count of a feature that the plan has not; a
+///                                      soft-cap or window out of range; offsets that fall or leave
+///                                      the tensor; a page number out of the pool
 ///         CLATTN_ERR_STRUCT_SIZE       call->struct_size
 ///         CLATTN_ERR_OVER_BOUND        batch, len_q or len_kv over the plan's bound
-///         CLATTN_ERR_SHAPE             a mask extent; batch * heads * length overflows, or len_q
-///                                      times query heads a key head is over 2^31 - 1
+///         CLATTN_ERR_SHAPE             a mask or bias extent; batch * heads * length overflows, or
+///                                      len_q times query heads a key head is over 2^31 - 1; a
+///                                      sequence is longer than len_q or len_kv; len_kv is more
+///                                      than the page table has room for, or there are no pages
 ///         CLATTN_ERR_STRIDE            a stride is negative or reaches beyond 64 bits, or elements
 ///                                      of O overlap
-///         CLATTN_ERR_BUFFER_MISSING    q, k, v, o, mask or lse is absent or its pointer NULL; a
-///                                      cl_mem that is no buffer, or without OpenCL;
+///         CLATTN_ERR_BUFFER_MISSING    a buffer that the plan's features ask for is absent or its
+///                                      pointer NULL; a cl_mem that is no buffer, or without
+///                                      OpenCL;
 ///                                      a workspace that is needed and host memory
 ///         CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short, or its offset beyond its end
 ///         CLATTN_ERR_OVERLAP           O, LSE or workspace overlaps an input or each other, also

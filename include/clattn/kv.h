@@ -5,7 +5,8 @@
 ///
 /// Each operation runs on the context's OpenCL device, or on the CPU path where the context is the
 /// built-in one. Its kernel is compiled when a call first needs it, and kept by the context. Where
-/// that fails the CPU path takes over with a warning, unless CLATTN_NO_FALLBACK forbids it.
+/// that fails the CPU path takes over with a warning, unless CLATTN_NO_FALLBACK forbids it. A call
+/// of one row compiles what larger ones of the same types need.
 ///
 /// In the blocking calls each buffer is host memory, clattn_mem_create()'s or the application's
 /// cl_mem; the calls for queues are in opencl.h. Memory stays the caller's and must live until the
@@ -158,7 +159,7 @@ typedef struct clattn_rotary_call {
     clattn_rotary rotary; ///< `dim` of it may not be 0
     clattn_tensor x;    ///< [batch, heads, len, dim]
     clattn_tensor y;    ///< likewise, written; may be X: the same memory and strides
-    clattn_buf faults;  ///< optional int32, receives CLATTN_FAULT_POSITION by OR
+    clattn_buf faults;  ///< optional int32, receives CLATTN_FAULT_POSITION by OR; clear it first
 } clattn_rotary_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.
@@ -183,7 +184,9 @@ CLATTN_API clattn_status clattn_rotary_run(clattn_context *ctx, const clattn_rot
 /// one above the cache or above len_new as that, a row without room or page is not written, and
 /// `faults` says so.
 ///
-/// Where both caches are host memory the CPU path does it, without moving them to a device. Caches
+/// Where both caches are host memory the CPU path does it, without moving them to a device; but
+/// attention on a device copies such a cache in each call, so it is better in a
+/// clattn_mem_create(). Caches
 /// of K and V may interleave in one memory, as [num_pages, 2, page_size, heads, dim] does it, if
 /// they have the same strides; there is no fallback to the CPU path then.
 typedef struct clattn_append_call {
@@ -211,7 +214,7 @@ typedef struct clattn_append_call {
     clattn_buf lens;       ///< int32 [batch], rows that are there already; absent = 0
     clattn_buf new_lens;   ///< int32 [batch], tokens that count, 0 to len_new; absent = len_new
     clattn_rotary rotary;  ///< of K; its `dim` 0 = not turned
-    clattn_buf faults;     ///< optional int32, receives CLATTN_FAULT_* bits by OR
+    clattn_buf faults;     ///< optional int32, receives CLATTN_FAULT_* by OR; clear it first
 } clattn_append_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.

@@ -115,5 +115,5 @@ static void one_row(const void *what, int64_t id)
 void cla_host_append(const struct cla_append_data *data, void *const *ptr, int32_t threads)
 {
     const struct append t = {data, ptr};
-    cla_host_each_row(data->rows, threads, one_row, &t);
+    cla_host_each_row(data->rows, data->args.dim_k, threads, one_row, &t);
 }

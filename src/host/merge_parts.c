@@ -84,5 +84,6 @@ static void one_row(const void *what, int64_t row)
 void cla_host_merge(const struct cla_merge_data *data, void *const *ptr, int32_t threads)
 {
     const struct merge t = {data, ptr};
-    cla_host_each_row(data->rows, threads, one_row, &t);
+    cla_host_each_row(data->rows, (int64_t)data->args.dim * data->args.num_parts, threads, one_row,
+                      &t);
 }

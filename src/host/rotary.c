@@ -56,5 +56,5 @@ static void one_row(const void *what, int64_t row)
 void cla_host_rotary(const struct cla_rotate_data *data, void *const *ptr, int32_t threads)
 {
     const struct rotate t = {data, ptr};
-    cla_host_each_row(data->rows, threads, one_row, &t);
+    cla_host_each_row(data->rows, data->args.dim, threads, one_row, &t);
 }

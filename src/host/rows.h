@@ -9,11 +9,17 @@
 #include "host/kernel.h"
 #include "util/half.h"
 
-static inline void cla_host_each_row(int64_t rows, int32_t requested,
+// Elements from which a second thread pays: waking it costs microseconds, and milliseconds where
+// other programs want the cores.
+enum { CLA_MIN_PARALLEL_ELEMS = 100000 };
+
+// `elems` is what a row reads or writes.
+static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t requested,
                                      void (*one)(const void *what, int64_t row), const void *what)
 {
 #ifdef _OPENMP
-    const int32_t threads = cla_host_threads(requested);
+    const int32_t threads =
+        (double)rows * (double)elems < CLA_MIN_PARALLEL_ELEMS ? 1 : cla_host_threads(requested);
     if (threads > 1 && rows > 1) {
         cla_host_note_region();
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -22,6 +28,7 @@ static inline void cla_host_each_row(int64_t rows, int32_t requested,
         return;
     }
 #else
+    (void)elems;
     (void)requested;
 #endif
     for (int64_t r = 0; r < rows; r++)

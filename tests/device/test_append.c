@@ -377,13 +377,14 @@ static void test_faults(void **state)
     (void)state;
     if (!kd.opencl)
         skip();
-    for (int paged = 0; paged < 2; paged++) {
+    for (int kind = 0; kind < 3; kind++) { // of pages, a number behind the pool, and a negative one
+        const bool paged = kind > 0;
         open_append(&t, true, CLATTN_DTYPE_F32, CLATTN_DTYPE_F32, paged, true, 0, 24, 24, KV_BHSD);
         vec_set(&t.new_lens, 0, 4);
         vec_set(&t.new_lens, 1, paged ? 2 : NEW + 3);
         vec_set(&t.new_lens, 2, paged ? 0 : NEW);
         if (paged) { // both rows of the second sequence are in its second page
-            vec_set(&t.table, MAX_PAGES + 1, PAGES);
+            vec_set(&t.table, MAX_PAGES + 1, kind == 1 ? PAGES : -1);
         } else {
             vec_set(&t.lens, 1, CAPACITY - 2);
             vec_set(&t.lens, 2, -1);
@@ -400,7 +401,7 @@ static void test_faults(void **state)
     open_append(&t, true, CLATTN_DTYPE_F32, CLATTN_DTYPE_F32, false, true, 8, 24, 24, KV_BHSD);
     for (int b = 0; b < BATCH; b++) {
         vec_set(&t.new_lens, b, b == 1);
-        vec_set(&t.lens, b, b == 1 ? 5 : CAPACITY + 1);
+        vec_set(&t.lens, b, b == 1 ? 5 : b == 0 ? -1 : CAPACITY + 1);
     }
     t.call.rotary.positions = 5;
     t.call.rotary.start = 2;

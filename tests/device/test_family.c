@@ -259,7 +259,7 @@ int main(int argc, char **argv)
     static const struct target_test tests[] = {
         {"every prefix of key tiles", test_prefixes, LEVEL_SMALL},
         {"every prefix of key tiles, causal", test_prefixes_causal, LEVEL_MEDIUM},
-        {"hard rows", test_hard_rows, LEVEL_SMALL},
+        {"hard rows", test_hard_rows, LEVEL_MEDIUM},
         {"hard rows that begin hidden", test_hidden_start, LEVEL_MEDIUM},
         {"hard rows of a million keys", test_hard_long_rows, LEVEL_FULL},
     };

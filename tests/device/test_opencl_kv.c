@@ -326,6 +326,34 @@ static void test_fallback(void **state)
     remove(folder);
 }
 
+// What clattn_mem_write() has written is there for every queue, also behind the start of a buffer.
+static void test_write_then_other_queue(void **state)
+{
+    enum { ROUNDS = 400, MOST = 200000, OFFSET = 32 };
+    (void)state;
+    unsigned char *bytes = malloc(MOST), *got = malloc(MOST);
+    assert_true(bytes && got);
+    for (int n = 0; n < ROUNDS; n++) {
+        const size_t size = 1000 + (size_t)n * 7919 % (MOST - 1000);
+        cl_mem mem = app_blank_buffer(CL_MEM_READ_WRITE, size);
+        const clattn_buf buf = {.kind = CLATTN_BUF_CL_MEM, .ptr = mem, .offset_bytes = OFFSET};
+        memset(bytes, 1 + n % 250, size);
+        assert_int_equal(clattn_mem_write(app.guest, &buf, bytes, size), CLATTN_OK);
+        // A kernel or a map sees memory as it is; a read would be queued behind the write.
+        cl_int code;
+        void *seen = clEnqueueMapBuffer(app.other, mem, CL_TRUE, CL_MAP_READ, OFFSET, size, 0,
+                                        NULL, NULL, &code);
+        CL_OK(code);
+        memcpy(got, seen, size);
+        CL_OK(clEnqueueUnmapMemObject(app.other, mem, seen, 0, NULL, NULL));
+        CL_OK(clFinish(app.other));
+        CL_OK(clReleaseMemObject(mem));
+        assert_memory_equal(got, bytes, size);
+    }
+    free(bytes);
+    free(got);
+}
+
 static int run_on(struct test_device *device)
 {
     static char name[128];
@@ -337,6 +365,7 @@ static int run_on(struct test_device *device)
         TEST("work of nothing", test_nothing_to_do),
         TEST("refusals", test_refusals),
         TEST("kernels that don't build", test_fallback),
+        {"a write, then another queue", test_write_then_other_queue, NULL, NULL, NULL},
     };
     if (!app_open(device, CLATTN_ALGO_AUTO, NULL))
         return 1;

@@ -156,22 +156,24 @@ static int quantize(struct run *r, enum tool_tensor which, const float *data)
     const size_t dim = (size_t)npy->shape[3], rows = npy->count / dim;
     int8_t *out = malloc(npy->count + 1);
     float *scale = malloc((rows + 1) * sizeof *scale);
-    size_t bad = 0;
 
-    if (out && scale &&
-        clattn_quantize_i8(NULL, data, (int64_t)rows, (int64_t)dim, 0, out, scale) == CLATTN_OK) {
-        replace_data(npy, out, npy->count);
-        replace_data(scales, scale, rows * sizeof *scale);
-        return 0;
+    if (!out || !scale) {
+        free(out);
+        free(scale);
+        return no_memory(run_shown(which), r->opt.file[which]);
     }
-    const bool memory = !out || !scale;
-    free(out);
-    free(scale);
-    while (bad + 1 < npy->count && isfinite(data[bad]))
-        bad++;
-    return memory ? no_memory(run_shown(which), r->opt.file[which])
-                  : bad_element(run_shown(which), r->opt.file[which], npy, bad, data,
-                                "not finite, which int8 does not have");
+    // A row that is not finite has the scale NaN, as an append on a device gives it: it shows where
+    // the key is seen, and does no harm in padding.
+    for (size_t row = 0; row < rows; row++) {
+        if (clattn_quantize_i8(NULL, data + row * dim, 1, (int64_t)dim, 0, out + row * dim,
+                               scale + row) == CLATTN_OK)
+            continue;
+        memset(out + row * dim, 0, dim);
+        scale[row] = NAN;
+    }
+    replace_data(npy, out, npy->count);
+    replace_data(scales, scale, rows * sizeof *scale);
+    return 0;
 }
 
 static int convert(struct run *r, enum tool_tensor which, int dtype)
