@@ -137,7 +137,8 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
   device_env=("CLATTN_TEST_EXPECT=$1")
   case $1 in
     pocl)
-      # It takes three seconds to compile a kernel, so the full selection is Intel's.
+      # It takes three seconds to compile a kernel, so the full selection is Intel's; the group
+      # shape is llvmpipe's.
       device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd "POCL_CACHE_DIR=$build/cache/pocl"
                    CLATTN_TEST_MEDIUM=1 CLATTN_TEST_PREFERRED=1 CLATTN_TEST_SHARE=1)
       ;;
@@ -151,7 +152,8 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
       ;;
     intel)
       device_env+=("OCL_ICD_VENDORS=$build/intel/vendors"
-                   "LD_LIBRARY_PATH=$build/intel/venv/lib" CLATTN_TEST_SHARE=2)
+                   "LD_LIBRARY_PATH=$build/intel/venv/lib" CLATTN_TEST_PREFERRED=1
+                   CLATTN_TEST_SHARE=2)
       ;;
     llvmpipe)
       device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/rusticl.icd RUSTICL_ENABLE=llvmpipe
@@ -279,7 +281,7 @@ step_intel() {
 # Of the tools the step minilm runs two on each device; their own tests are the host's work, where
 # they meet PoCL.
 step_llvmpipe() {
-  slow_device_suite llvmpipe 1200 "fused opencl"
+  slow_device_suite llvmpipe 1200 "(fused|family) opencl"
 }
 
 race_is_reported() { # a kernel with a race, to see that reports are recognised
@@ -301,7 +303,7 @@ step_oclgrind() {
   local host='identities|invalid|refusals|refused_memory|ceilings'
   local large='agreement|long|offsets|minilm|cases|fused|edges|feature_identities'
   device_suite oclgrind 1200 \
-    "programs|program_cache|opencl_(api|softmax|kv)|subgroups|($host|$large) opencl"
+    "programs|program_cache|opencl_(api|softmax|kv)|subgroups|unfused|($host|$large) opencl"
   ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic
 }
 
