@@ -276,12 +276,15 @@ step_pocl_cbs() {
 step_intel() {
   check "install ${intel_packages[*]}" install_intel
   device_suite intel 1200
+  # Each feature on the other algorithms, too.
+  device_env+=(CLATTN_TEST_ALGOS=split_kv,two_loop,fused_kv_outer,unfused CLATTN_TEST_SMALL=1)
+  ! have gcc || suites gcc intel-algos 600 "features opencl"
 }
 
 # Of the tools the step minilm runs two on each device; their own tests are the host's work, where
 # they meet PoCL.
 step_llvmpipe() {
-  slow_device_suite llvmpipe 1200 "(fused|family) opencl"
+  slow_device_suite llvmpipe 1200 "(fused|family|features) opencl"
 }
 
 race_is_reported() { # a kernel with a race, to see that reports are recognised
