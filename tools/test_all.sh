@@ -260,8 +260,8 @@ step_host() {
 
 # PoCL takes three seconds to compile a kernel, llvmpipe as long to run one.
 step_pocl() {
-  # Long rows are the Intel runtime's.
-  slow_device_suite pocl 1200 "(fused|features) opencl" "long opencl"
+  # Long rows and the agreement of all algorithms are the Intel runtime's.
+  slow_device_suite pocl 1200 "(fused|features) opencl" "(long|agreement) opencl"
 }
 
 step_pocl_cbs() {
@@ -302,8 +302,9 @@ step_oclgrind() {
   forbid=(--forbid "$oclgrind_report")
   # Oclgrind has one kernel running at a time and waits for ever where a user event is set later.
   # The programs about what the host refuses and decides have nothing for it to find.
-  # Nor have those whose kernels other programs run, and whose problems are large.
-  local host='identities|invalid|refusals|refused_memory|ceilings'
+  # Nor have those whose kernels other programs run, and whose problems are large; and appending and
+  # rotating, where no work-item reads what another has written.
+  local host='identities|invalid|refusals|refused_memory|ceilings|append|rotary'
   local large='agreement|long|offsets|minilm|cases|fused|edges|feature_identities'
   device_suite oclgrind 1200 \
     "programs|program_cache|opencl_(api|softmax|kv)|subgroups|unfused|($host|$large) opencl"
