@@ -204,7 +204,7 @@ suites() { # suites BUILD RUN SECONDS ARGUMENT...: `meson test` with these, unde
 }
 
 device_programs() { # device_programs GREP-ARGUMENT...: names of programs of the suite `device`
-  meson test -C "$build/gcc" --no-rebuild --suite device --list 2>/dev/null |
+  meson test -C "$build/${of_build:-gcc}" --no-rebuild --suite device --list 2>/dev/null |
     sed 's|.* / ||' | grep -E "$@"
 }
 
@@ -275,16 +275,16 @@ step_pocl_cbs() {
 
 step_intel() {
   check "install ${intel_packages[*]}" install_intel
-  device_suite intel 1200
+  slow_device_suite intel 1200 "(fused|features|family|long|softmax) opencl"
   # Each feature on the other algorithms, too.
-  device_env+=(CLATTN_TEST_ALGOS=split_kv,two_loop,fused_kv_outer,unfused CLATTN_TEST_SMALL=1)
+  device_env+=(CLATTN_TEST_ALGOS=split_kv,two_loop,fused_kv_outer CLATTN_TEST_SMALL=1)
   ! have gcc || suites gcc intel-algos 600 "features opencl"
 }
 
 # Of the tools the step minilm runs two on each device; their own tests are the host's work, where
 # they meet PoCL.
 step_llvmpipe() {
-  slow_device_suite llvmpipe 1200 "(fused|family|features) opencl"
+  slow_device_suite llvmpipe 1200 "(fused|family) opencl"
 }
 
 race_is_reported() { # a kernel with a race, to see that reports are recognised
@@ -319,8 +319,13 @@ step_no_opencl() {
 
 step_sanitize() {
   device_env=(UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1)
-  ! have sanitize || suites sanitize sanitize 600 --suite unit --suite tools --suite device \
-    --no-suite timing # each of its runs times for seconds
+  have sanitize || return 0
+  # Each run of the suite `timing` times for seconds.
+  suites sanitize sanitize 600 --suite unit --suite tools --no-suite timing
+  # The programs left out look at numbers, along the ways that the others go.
+  local programs of_build=sanitize
+  mapfile -t programs < <(device_programs ' cpu$' | grep -Ev '^(fused|family) cpu$')
+  suites sanitize sanitize-device 600 "${programs[@]}"
 }
 
 # Only the C library, its maths, threads of OpenMP and the program loader may be linked.

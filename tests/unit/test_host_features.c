@@ -29,6 +29,12 @@ extern const struct cla_host_kernel cla_host_kernel_test_w4;
 
 enum { MAX_KERNELS = 8, GUARD = 32, BATCH_MAX = 4, UNUSED = 0xff };
 
+#ifdef __SANITIZE_ADDRESS__
+enum { RANDOM_CASES = 40 }; // five times as slow
+#else
+enum { RANDOM_CASES = 200 };
+#endif
+
 static const struct cla_host_kernel *kernels[MAX_KERNELS];
 static int num_kernels;
 
@@ -1002,7 +1008,7 @@ static void test_random(void **state)
     const uint32_t seed = given ? (uint32_t)strtoul(given, NULL, 0) : 20260601u;
     print_message("seed %u\n", seed);
     random_state = seed;
-    for (int n = 0; n < 200; n++)
+    for (int n = 0; n < RANDOM_CASES; n++)
         check(random_shape());
 }
 
