@@ -252,8 +252,11 @@ step_build() { # what the chosen steps need
 step_host() {
   use_device pocl # the tools are tested on it here
   ! have gcc || suites gcc host 900 --suite unit --suite header --suite style --suite tools
-  ! have clang || suites clang host 300 --suite unit
   local programs
+  # Long computations are the same in both.
+  mapfile -t programs < <(meson test -C "$build/gcc" --no-rebuild --suite unit --list 2>/dev/null |
+    sed 's|.* / ||' | grep -Ev '^(banks|host|host_features)$')
+  ! have clang || suites clang host 300 "${programs[@]}"
   mapfile -t programs < <(device_programs ' cpu$')
   ! have gcc || suites gcc host-device 300 "${programs[@]}"
 }
@@ -269,6 +272,7 @@ step_pocl_cbs() {
   # results have no kernels of their own.
   local host='invalid|refusals|refused_memory|ceilings'
   local results='agreement|long|offsets|cases|minilm|split_kv|features|feature_identities|softmax'
+  results+='|family|append|merge|rotary|warm_up'
   device_suite pocl-cbs 1200 \
     "programs|program_cache|opencl_(api|softmax|kv)|subgroups|unfused|($host|$results) opencl"
 }
@@ -276,9 +280,6 @@ step_pocl_cbs() {
 step_intel() {
   check "install ${intel_packages[*]}" install_intel
   slow_device_suite intel 1200 "(fused|features|family|long|softmax) opencl"
-  # Each feature on the other algorithms, too.
-  device_env+=(CLATTN_TEST_ALGOS=split_kv,two_loop,fused_kv_outer CLATTN_TEST_SMALL=1)
-  ! have gcc || suites gcc intel-algos 600 "features opencl"
 }
 
 # Of the tools the step minilm runs two on each device; their own tests are the host's work, where
@@ -302,9 +303,9 @@ step_oclgrind() {
   forbid=(--forbid "$oclgrind_report")
   # Oclgrind has one kernel running at a time and waits for ever where a user event is set later.
   # The programs about what the host refuses and decides have nothing for it to find.
-  # Nor have those whose kernels other programs run, and whose problems are large; and appending and
-  # rotating, where no work-item reads what another has written.
-  local host='identities|invalid|refusals|refused_memory|ceilings|append|rotary'
+  # Nor have those whose kernels other programs run, and whose problems are large; and the
+  # operations around attention, where work-items read nothing that another has written.
+  local host='identities|invalid|refusals|refused_memory|ceilings|append|rotary|merge'
   local large='agreement|long|offsets|minilm|cases|fused|edges|feature_identities'
   device_suite oclgrind 1200 \
     "programs|program_cache|opencl_(api|softmax|kv)|subgroups|unfused|($host|$large) opencl"

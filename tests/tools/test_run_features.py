@@ -383,11 +383,13 @@ class Features(Folder):
 
 
 class FeaturesOnDevice(Features):
-    """On the devices that are expected, by their own choice. Programs are kept between the runs,
-    each of which compiles them otherwise."""
+    """On the devices that are expected, by their own choice: what brings buffers of its own to
+    them. Numbers are the matter of the device tests. Programs are kept between the runs, each of
+    which compiles them otherwise."""
 
     drivers = True
-    test_rounding = test_reports = None
+    test_rounding = test_reports = test_window = test_softcap = test_f16 = test_sinks = None
+    test_packed_queries_alone = test_kv_lens = None
 
     @classmethod
     def setUpClass(cls):
