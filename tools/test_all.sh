@@ -280,6 +280,9 @@ step_pocl_cbs() {
 step_intel() {
   check "install ${intel_packages[*]}" install_intel
   slow_device_suite intel 1200 "(fused|features|family|long|softmax) opencl"
+  # Each feature on the other algorithms, too; the small selection still holds.
+  device_env+=(CLATTN_TEST_ALGOS=split_kv,two_loop,fused_kv_outer,unfused)
+  ! have gcc || suites gcc intel-algos 600 "features opencl"
 }
 
 # Of the tools the step minilm runs two on each device; their own tests are the host's work, where
