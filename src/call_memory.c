@@ -156,9 +156,10 @@ clattn_status cla_check_tensor(const struct cla_checker *c, const char *name,
     if (t->reserved)
         CLA_TRY(cla_fail(c->log, CLATTN_ERR_INVALID_ARGUMENT, "%s.reserved is %d, not 0", name,
                          (int)t->reserved));
-    *out = (struct cla_tensor){.buf = t->buf};
-    if (extent[0] == 0 || len == 0) // an empty tensor needs no memory
+    *out = (struct cla_tensor){0};
+    if (extent[0] == 0 || len == 0) // an empty tensor needs no memory: what is given is not used
         goto done;
+    out->buf = t->buf;
     int64_t s[3] = {t->stride_batch, t->stride_head, t->stride_seq};
     if (t->layout != CLATTN_LAYOUT_STRIDED) {
         int64_t rows = 0, all = 0;
@@ -192,7 +193,7 @@ clattn_status cla_check_mask(const struct cla_checker *c, const char *name, cons
 {
     static const char *const axis_name[4] = {"batch", "head", "query", "key"};
     clattn_status st = CLATTN_OK;
-    *out = (struct cla_mask){.buf = m->buf};
+    *out = (struct cla_mask){0};
     if (m->layout != CLATTN_LAYOUT_BHSD && m->layout != CLATTN_LAYOUT_STRIDED)
         CLA_TRY(cla_fail(c->log, CLATTN_ERR_INVALID_ARGUMENT, "%s.layout is %d, not 0 or 2", name,
                          (int)m->layout));
@@ -207,8 +208,9 @@ clattn_status cla_check_mask(const struct cla_checker *c, const char *name, cons
                              "%s.extent[%d] (%s) is %lld, neither 1 nor %lld", name, i,
                              axis_name[i], (long long)own[i], (long long)extent[i]));
     }
-    if (extent[0] == 0 || extent[2] == 0 || extent[3] == 0) // an empty mask needs no memory
+    if (extent[0] == 0 || extent[2] == 0 || extent[3] == 0) // likewise
         goto done;
+    out->buf = m->buf;
     int64_t contiguous = 1;
     for (int i = 3; i >= 0; i--) {
         int64_t s = m->layout == CLATTN_LAYOUT_STRIDED ? m->stride[i] : contiguous;
@@ -237,9 +239,10 @@ clattn_status cla_check_vector(const struct cla_checker *c, const char *name,
     if (!add_product(&rows, extent[0], extent[1]) || !add_product(&all, rows, extent[2]))
         return cla_fail(c->log, CLATTN_ERR_SHAPE, "%s: %lld * %lld * %lld overflows 64 bits", name,
                         (long long)extent[0], (long long)extent[1], (long long)extent[2]);
-    *out = (struct cla_vector){.buf = *buf};
+    *out = (struct cla_vector){0};
     if (all == 0)
         return CLATTN_OK;
+    out->buf = *buf;
     const int64_t one[1] = {all};
     const int64_t step[1] = {1};
     clattn_status st = reach(c, name, buf->offset_bytes, elem_bytes, one, step, 1, 1, false,

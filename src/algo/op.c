@@ -60,7 +60,7 @@ clattn_status cla_op_tensor(struct cla_op *op, const char *name, const clattn_te
         return st;
     const int n = op->num_bufs;
     *into = (struct cla_fwd_tensor){out.offset, out.stride[0], out.stride[1], out.stride[2]};
-    add(op, name, &t->buf, out.end_bytes, role, &into->offset);
+    add(op, name, &out.buf, out.end_bytes, role, &into->offset);
     op->tensor[n] = into;
     op->dim[n] = dim;
     op->rows_of[n] = (struct cla_buf_rows){{extent[0], extent[1], extent[2]},
@@ -90,7 +90,7 @@ clattn_status cla_op_vector(struct cla_op *op, const char *name, const clattn_bu
     if (st != CLATTN_OK)
         return st;
     *offset = out.offset;
-    add(op, name, buf, out.end_bytes, role, offset);
+    add(op, name, &out.buf, out.end_bytes, role, offset);
     return CLATTN_OK;
 }
 

@@ -354,15 +354,9 @@ clattn_status cla_tiled_launch(clattn_context *ctx, const struct cla_prepared *p
         [CLA_SLOT_TABLE] = &call->table.buf, [CLA_SLOT_K_SCALE] = &call->k_scale.buf,
         [CLA_SLOT_V_SCALE] = &call->v_scale.buf, [CLA_SLOT_FAULTS] = &call->faults.buf};
     struct cla_arg arg[CLA_SLOTS] = {{sizeof *args, args}};
-    // Without keys, K and V have not been looked at.
-    const bool keys = call->k.end_bytes > 0;
-    for (int i = CLA_SLOT_Q; i < CLA_SLOTS; i++) {
-        const bool of_keys = i == CLA_SLOT_K || i == CLA_SLOT_V || i == CLA_SLOT_MASK ||
-                             i == CLA_SLOT_BIAS || i == CLA_SLOT_TABLE ||
-                             i == CLA_SLOT_K_SCALE || i == CLA_SLOT_V_SCALE;
-        const bool there = bufs[i]->kind == CLATTN_BUF_CL_MEM && (keys || !of_keys);
-        arg[i] = (struct cla_arg){sizeof(cl_mem), there ? &bufs[i]->ptr : NULL};
-    }
+    for (int i = CLA_SLOT_Q; i < CLA_SLOTS; i++)
+        arg[i] = (struct cla_arg){
+            sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
     // In one dimension, so that a driver cannot mix the heads that its threads work on at a time:
     // 91 -> 124 GFLOP/s of the vector shape with 64 channels on Intel's CPU runtime.
     const size_t local = cla_tiled_local(&prepared->tile), global = groups * local;

@@ -349,6 +349,22 @@ static void test_faults_overlap(void **state)
     accepted(&p, &c);
 }
 
+// What is given for an empty tensor is not looked at, and so must not come to a kernel.
+static void test_empty_tensors(void **state)
+{
+    (void)state;
+    const struct cla_problem p = problem_of(CLATTN_FEATURE_MASK);
+    clattn_attention_call c = call_of();
+    c.len_kv = 0;
+    c.k.buf.kind = c.mask.buf.kind = CLATTN_BUF_CL_MEM;
+    c.k.buf.ptr = c.mask.buf.ptr = more;
+    const struct cla_call out = accepted(&p, &c);
+    assert_int_equal(out.q.buf.kind, CLATTN_BUF_HOST);
+    assert_int_equal(out.k.buf.kind, CLATTN_BUF_ABSENT);
+    assert_int_equal(out.v.buf.kind, CLATTN_BUF_ABSENT);
+    assert_int_equal(out.mask.buf.kind, CLATTN_BUF_ABSENT);
+}
+
 // A call as the kernels see it, with numbers that nobody has checked.
 static void test_sequences(void **state)
 {
@@ -411,7 +427,8 @@ int main(void)
         cmocka_unit_test(test_buffers),      cmocka_unit_test(test_types),
         cmocka_unit_test(test_packed),       cmocka_unit_test(test_kv_lens),
         cmocka_unit_test(test_paged),        cmocka_unit_test(test_faults_overlap),
-        cmocka_unit_test(test_sequences),    cmocka_unit_test(test_places),
+        cmocka_unit_test(test_empty_tensors), cmocka_unit_test(test_sequences),
+        cmocka_unit_test(test_places),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
