@@ -63,8 +63,8 @@ int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
 // ---- build -------------------------------------------------------------------------------------
 
 // Numbers only, so that no caller's text ever reaches the compiler.
-static void build_options(const struct cla_problem *p, const struct cla_tile *t,
-                          const struct cla_caps *caps, char *options, size_t size)
+void cla_tiled_options(const struct cla_problem *p, const struct cla_tile *t,
+                       const struct cla_caps *caps, char *options, size_t size)
 {
     const bool general = p->mask || p->bias || p->alibi || p->softcap;
     const bool window = p->causal || p->window;
@@ -175,7 +175,7 @@ clattn_status cla_tiled_prepare(clattn_context *ctx, const struct cla_algo *self
         return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a prepared kernel");
     prepared->algo = self;
     prepared->tile = *tile;
-    build_options(p, tile, &ctx->caps, options, options_size);
+    cla_tiled_options(p, tile, &ctx->caps, options, options_size);
     clattn_status st = CLATTN_OK;
     if (self->tiled->prepare_more)
         st = self->tiled->prepare_more(ctx, p, prepared, why, why_size);

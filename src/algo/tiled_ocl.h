@@ -47,6 +47,10 @@ struct cla_prepared {
 bool cla_tiled_compiles(const struct cla_algo *self, const struct cla_caps *caps,
                         struct cla_notes *refusals);
 
+// The options that the kernels of a tile are built with.
+void cla_tiled_options(const struct cla_problem *p, const struct cla_tile *t,
+                       const struct cla_caps *caps, char *options, size_t size);
+
 // The members of struct cla_algo.
 int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
                       const struct cla_caps *caps, struct cla_tile *out, int max,
