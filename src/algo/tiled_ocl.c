@@ -83,11 +83,13 @@ void cla_tiled_options(const struct cla_problem *p, const struct cla_tile *t,
         snprintf(options + n, size - (size_t)n, " -DW=%d -DQV=%d -DRK=%d -DRD=%d%s", (int)t->width,
                  (int)t->vecs_q, (int)t->block_k, (int)t->block_d, prefetch);
     else
-        snprintf(options + n, size - (size_t)n,
-                 " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d "
-                 "-DSUBGROUPS=%d",
-                 (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
-                 p->max_len_kv > CLA_LONG_ROWS_KEYS, (int)t->subgroups);
+        n += snprintf(options + n, size - (size_t)n,
+                      " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d "
+                      "-DSUBGROUPS=%d",
+                      (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
+                      p->max_len_kv > CLA_LONG_ROWS_KEYS, (int)t->subgroups);
+    if (cla_caps_lanes(caps))
+        snprintf(options + n, size - (size_t)n, " -DSUBGROUP_LANES=%d", (int)cla_caps_lanes(caps));
 }
 
 static clattn_status check_limits(clattn_context *ctx, const struct cla_kernels *kernels,

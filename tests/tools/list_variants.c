@@ -20,19 +20,20 @@
 
 // ---- devices -----------------------------------------------------------------------------------
 
-#define GPU(title, units, group, local, sub)                                                       \
+#define GPU(title, units, group, local, size)                                                      \
     {.name = title, .type = CLA_DEVICE_GPU, .compiler = true, .compute_units = (units),            \
      .native_width_f32 = 1, .max_group = (group), .max_items = {(group), (group), (group)},        \
-     .local_bytes = (local), .has_subgroups = (sub) != 0, .subgroups = (sub)}
+     .local_bytes = (local), .has_subgroups = (size) != 0,                                       \
+     .subgroups = (size) ? CLA_SUBGROUPS_REQUIRED : CLA_SUBGROUPS_NONE, .subgroup_size = (size)}
 
 // As their OpenCL drivers report them; docs/planner.md names the sources. AMD's limit of 256 items
 // is ROCm's; with Mesa's 1024 the choices are the same.
 static const struct cla_caps devices[] = {
-    GPU("nvidia", 128, 1024, 49152, CLA_SUBGROUPS_NONE),
-    GPU("amd", 96, 256, 65536, CLA_SUBGROUPS_NONE),
-    GPU("intel-xe-lp", 96, 512, 65536, CLA_SUBGROUPS_REQUIRED),
-    GPU("intel-xe-hpg", 512, 1024, 65536, CLA_SUBGROUPS_REQUIRED),
-    GPU("intel-xe-hpc", 1024, 1024, 131072, CLA_SUBGROUPS_REQUIRED),
+    GPU("nvidia", 128, 1024, 49152, 0),
+    GPU("amd", 96, 256, 65536, 0),
+    GPU("intel-xe-lp", 96, 512, 65536, 8),
+    GPU("intel-xe-hpg", 512, 1024, 65536, 8),
+    GPU("intel-xe-hpc", 1024, 1024, 131072, 16),
 };
 enum { DEVICES = sizeof devices / sizeof devices[0] };
 
@@ -212,6 +213,10 @@ static void add_rows(const struct cla_caps *caps)
                  f == 0 ? CLATTN_DTYPE_F32 : CLATTN_DTYPE_F16,
                  f == 0 ? "-DDTYPE_CACHE" : "-DDTYPE_O",
                  f == 0 ? CLATTN_DTYPE_I8 : CLATTN_DTYPE_F16);
+        const size_t used = strlen(v.options);
+        if (cla_caps_lanes(caps))
+            snprintf(v.options + used, sizeof v.options - used, " -DSUBGROUP_LANES=%d",
+                     (int)cla_caps_lanes(caps));
         add(&v);
     }
 }
