@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an enqueue does not do on its usual path: allocate, hold a lock while the driver works, or
 // ask the driver twice about one buffer. Allocations and locks are counted where the library calls
-// them, by the linker's --wrap; those of drivers are not seen.
+// them, by the linker's --wrap; those of drivers are not seen. And that a plan whose programs have
+// passed their trial with the same features in this context is not tried again.
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -305,6 +306,41 @@ static void test_any_order(void **state)
     check_all(CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
 }
 
+// ---- trials -------------------------------------------------------------------------------------
+
+static int launches_of_plan(const clattn_attention_desc *d)
+{
+    clattn_plan *plan = NULL;
+    num_launches = 0;
+    assert_int_equal(clattn_attention_plan_create(on->ctx, d, &plan), CLATTN_OK);
+    clattn_plan_destroy(&plan);
+    return num_launches;
+}
+
+static void test_plan_again(void **state)
+{
+    (void)state;
+    static const int32_t algos[] = {CLATTN_ALGO_FUSED, CLATTN_ALGO_SPLIT_KV};
+    for (int n = 0; n < 2; n++) {
+        clattn_attention_desc d;
+        clattn_attention_desc_init(&d, sizeof d);
+        d.heads_q = 2;
+        d.dim_qk = 12;
+        d.algo = algos[n];
+        assert_true(launches_of_plan(&d) > 0);
+        const uint64_t builds = clattn_context_build_count(on->ctx);
+        assert_int_equal(launches_of_plan(&d), 0);
+        d.heads_q = 4;
+        d.heads_kv = 4;
+        d.max_batch = 3;
+        assert_int_equal(launches_of_plan(&d), 0);
+        d.features = CLATTN_FEATURE_LSE; // the same program
+        assert_true(launches_of_plan(&d) > 0);
+        assert_int_equal(launches_of_plan(&d), 0);
+        assert_int_equal(clattn_context_build_count(on->ctx), builds);
+    }
+}
+
 // ---- two threads --------------------------------------------------------------------------------
 
 struct job {
@@ -378,6 +414,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_in_order, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_any_order, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_plan_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_together, set_up, tear_down),
     };
     struct test_device devices[DEVICES_MAX];
