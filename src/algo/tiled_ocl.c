@@ -135,6 +135,7 @@ static clattn_status make_kernels(clattn_context *ctx, struct cla_prepared *prep
     clattn_status st = CLATTN_OK;
     cl_program program = NULL;
     const struct cla_tiled_kernel *k = kernels_of(prepared);
+    prepared->rebuilds = cla_programs_rebuild_count(ctx->ocl->programs);
     for (int i = 0; i < CLA_TILED_KERNELS && k[i].file; i++) {
         if (anew) {
             CLA_TRY(cla_ocl_rebuild(ctx, k[i].file, options, CLATTN_LOG_WARN, &program));
@@ -152,6 +153,21 @@ done:
     if (program)
         ctx->ocl->cl->ReleaseProgram(program);
     return st;
+}
+
+// Handles name programs as long as none was replaced, which would leave its handle to another.
+bool cla_tiled_identify(clattn_context *ctx, const struct cla_prepared *prepared,
+                        unsigned char name[CLA_PROGRAMS_NAME])
+{
+    _Static_assert(sizeof(uint64_t) + CLA_TILED_KERNELS * sizeof(cl_program) <= CLA_PROGRAMS_NAME,
+                   "room for all handles");
+    memset(name, 0, CLA_PROGRAMS_NAME);
+    memcpy(name, &prepared->rebuilds, sizeof prepared->rebuilds);
+    for (int i = 0; i < CLA_TILED_KERNELS && prepared->kernels[i]; i++) {
+        const cl_program program = cla_kernels_program(prepared->kernels[i]);
+        memcpy(name + sizeof(uint64_t) + (size_t)i * sizeof program, &program, sizeof program);
+    }
+    return cla_programs_rebuild_count(ctx->ocl->programs) == prepared->rebuilds;
 }
 
 bool cla_tiled_renew(clattn_context *ctx, struct cla_prepared *prepared, const char *options)

@@ -40,6 +40,7 @@ struct cla_prepared {
     const struct cla_algo *algo;
     struct cla_tile tile;
     struct cla_kernels *kernels[CLA_TILED_KERNELS];
+    uint64_t rebuilds; // cla_programs_rebuild_count() before there were kernels
     void *more;
 };
 
@@ -59,6 +60,8 @@ clattn_status cla_tiled_prepare(clattn_context *ctx, const struct cla_algo *self
                                 const struct cla_problem *p, const struct cla_tile *tile,
                                 struct cla_prepared **out, char *options, size_t options_size,
                                 char *why, size_t why_size);
+bool cla_tiled_identify(clattn_context *ctx, const struct cla_prepared *prepared,
+                        unsigned char name[CLA_PROGRAMS_NAME]);
 bool cla_tiled_renew(clattn_context *ctx, struct cla_prepared *prepared, const char *options);
 void cla_tiled_release(struct cla_prepared *prepared);
 clattn_status cla_tiled_run(clattn_context *ctx, const struct cla_problem *p,
