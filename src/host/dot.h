@@ -53,9 +53,9 @@ VEC_INLINE vi dot_pack(vf first, vf second)
     for (int i = 0; i < 2; i++) {
         const vi u = (vi)dot_flush(x[i]);
         const vi nan = (vi)(x[i] != x[i]);
+        const vi number = u & ~nan;
         // The lowest bit that stays makes ties go to even.
-        const vi rounded = u + 0x7fff + (u >> 16 & 1);
-        half[i] = (nan & (u | 0x400000)) | (~nan & rounded);
+        half[i] = (nan & (u | 0x400000)) | (~nan & (number + 0x7fff + (number >> 16 & 1)));
     }
     return (half[0] >> 16 & 0xffff) | (half[1] & ~0xffff);
 #endif
