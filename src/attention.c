@@ -244,7 +244,7 @@ static const char *kernel_name(const clattn_plan *plan)
         return plan->choice.tile.subgroups ? "subgroup" : "group";
     if (plan->choice.tile.kernel == CLATTN_KERNEL_VECTOR)
         return "vector";
-    return plan->choice.algo->id == CLATTN_ALGO_HOST ? cla_host_isa() : "";
+    return plan->choice.algo->id == CLATTN_ALGO_HOST ? cla_host_isa_of(&plan->problem) : "";
 }
 
 // 0 where a bound is absent; 2^64 - 1 where there would be more.

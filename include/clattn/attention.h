@@ -99,8 +99,10 @@ enum {
 
 /// Precision of products; see `precision` in clattn_attention_desc.
 typedef enum clattn_precision {
-    /// float32 arithmetic for now; where Q, K, V and O are all f16 or all bf16, a later version may
-    /// take 16-bit products, whose error stays within the rounding of O
+    /// float32 arithmetic; but where Q, K, V and O are all bf16, the CPU path multiplies pairs of
+    /// such numbers if the CPU can (kernel_name "avx512bf16"): sums and LSE stay float32, weights
+    /// are rounded to bf16, which is of the size of the rounding of O, and denormals count as
+    /// zeros. Where all are f16, or on OpenCL, a later version may do the like
     CLATTN_PRECISION_DEFAULT = 0,
     CLATTN_PRECISION_FULL = 1     ///< float32 arithmetic always
 } clattn_precision;

@@ -22,7 +22,7 @@ static int propose_host(const struct cla_algo *self, const struct cla_problem *p
     *out = (struct cla_tile){.kernel = CLATTN_KERNEL_AUTO, .tile_q = tile_q, .tile_k = tile_k,
                              .width = width};
     snprintf(out->reason, sizeof out->reason, "portable C, instruction set %s, tile %d x %d",
-             cla_host_isa(), (int)tile_q, (int)tile_k);
+             cla_host_isa_of(p), (int)tile_q, (int)tile_k);
     return 1;
 }
 

@@ -137,7 +137,7 @@ static bool few_rows(const struct cla_host_kernel *kernel, int64_t rows)
 
 void cla_host_tile(const struct cla_problem *p, int32_t *width, int32_t *tile_q, int32_t *tile_k)
 {
-    const struct cla_host_kernel *kernel = cla_host_kernels()[0];
+    const struct cla_host_kernel *kernel = cla_host_kernel_of(p);
     const int64_t rows = (int64_t)p->max_len_q * p->group;
     *width = kernel->width;
     *tile_q = few_rows(kernel, rows) ? (int32_t)rows : kernel->tile_q * kernel->tiles(p);
@@ -397,5 +397,5 @@ clattn_status cla_host_forward_with(const struct cla_host_kernel *kernel,
 clattn_status cla_host_forward(const struct cla_problem *p, const struct cla_call *call,
                                const struct cla_host_mem *mem, int32_t threads)
 {
-    return cla_host_forward_with(cla_host_kernels()[0], p, call, mem, threads);
+    return cla_host_forward_with(cla_host_kernel_of(p), p, call, mem, threads);
 }

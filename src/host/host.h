@@ -11,6 +11,9 @@
 // Name of the instruction set that will be used ("avx512", "avx2", "neon", "generic").
 const char *cla_host_isa(void);
 
+// And for plans of this kind, also "avx512bf16".
+const char *cla_host_isa_of(const struct cla_problem *p);
+
 // Floats in a vector.
 int32_t cla_host_width(void);
 

@@ -24,6 +24,10 @@
 #error "host/kernel.c: CLA_HOST_TILE_K, most keys in a tile, a multiple of CLA_HOST_RK"
 #endif
 
+#ifndef CLA_HOST_DOT
+#define CLA_HOST_DOT 0 // whether products of 16 bits are taken where they may be
+#endif
+
 #define QV CLA_HOST_QV
 #define RK CLA_HOST_RK
 #define RD CLA_HOST_RD
@@ -59,6 +63,7 @@ static size_t scratch_floats(const struct cla_problem *p)
 extern const struct cla_host_kernel NAME(CLA_HOST_ISA);
 const struct cla_host_kernel NAME(CLA_HOST_ISA) = {
     .isa = CLA_HOST_ISA_TEXT,
+    .dot = CLA_HOST_DOT,
     .width = W,
     .tile_q = TQ,
     .few_rows = FEW_MAX < W ? FEW_MAX : W,

@@ -30,6 +30,7 @@ struct cla_host_job {
 // One compiled set of kernels: an instruction set with a register blocking.
 struct cla_host_kernel {
     const char *isa;
+    bool dot;         // takes products of 16 bits where cla_host_takes_dot()
     int32_t width;    // floats in a vector
     int32_t tile_q;   // rows of a tile
     int32_t few_rows; // up to so many rows per key head, few() is faster
@@ -68,6 +69,23 @@ static inline void cla_host_window(const struct cla_call *call, int64_t i, int32
 
 // Kernels that this build has and this CPU can run, best first, ended by NULL.
 const struct cla_host_kernel *const *cla_host_kernels(void);
+
+// Whether a plan may have products of bfloat16 numbers, whose sums are floats.
+static inline bool cla_host_takes_dot(const struct cla_problem *p)
+{
+    return p->dtype_q == CLATTN_DTYPE_BF16 && p->dtype_kv == CLATTN_DTYPE_BF16 &&
+           p->dtype_o == CLATTN_DTYPE_BF16 && p->precision != CLATTN_PRECISION_FULL;
+}
+
+// The kernel for such plans that this build has and this CPU can run; else NULL. It serves the
+// others, too, as one of cla_host_kernels() does.
+const struct cla_host_kernel *cla_host_dot_kernel(void);
+
+// What cla_host_dot_kernel() gives instead, where it is not NULL: for tests, before any plan.
+extern const struct cla_host_kernel *cla_host_dot_stand_in;
+
+// The kernel that plans of this kind run.
+const struct cla_host_kernel *cla_host_kernel_of(const struct cla_problem *p);
 
 // To be called before each parallel region, see threads_lost() in host.c.
 void cla_host_note_region(void);

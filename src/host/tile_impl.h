@@ -15,6 +15,8 @@
 
 #include "host/tile_score_impl.h"
 
+#include "host/dot_impl.h"
+
 // m where it is a number to subtract: an empty row has -infinity.
 VEC_INLINE vf finite_max(vf m)
 {
@@ -108,6 +110,10 @@ static void tile_pv(const struct tile *t, int32_t n, const vf alpha[QV])
 {
     const float *v = t->v;
     int32_t d = 0;
+    if (CLA_HOST_DOT && t->dot) {
+        dot_pv(t, n, alpha);
+        return;
+    }
     if (t->careful) {
         for (; d < t->dim_v; d++)
             pv_careful(v + d, t->v_stride, t->s, n, alpha, t->o + d * QV);
@@ -147,8 +153,13 @@ static void tile_step(struct tile *t, int32_t key, int32_t n, bool *staged)
         return;
     if (t->bias && !tile_load_bias(t, key, n))
         return;
-    tile_find_keys(t, key, n, staged);
-    tile_scores(t, n);
+    if (CLA_HOST_DOT && t->dot) {
+        dot_find_keys(t, key, n, staged);
+        dot_scores(t, n);
+    } else {
+        tile_find_keys(t, key, n, staged);
+        tile_scores(t, n);
+    }
     tile_finish_scores(t, key, n);
     vf alpha[QV];
     if (t->careful)
@@ -245,7 +256,8 @@ static void tile_end_rows(const struct tile *t, const vf l[QV], struct tile_end 
     }
 }
 
-// O / l in place. Returns whether all rows of the job are finite.
+// O / l in place. Returns whether all rows of the job are finite. Rounded weights may take a row
+// that is close to the largest number beyond it, so half of that is where such a row ends.
 static bool tile_normalise(struct tile *t, vf *o, const struct tile_end *e)
 {
     vf inverse[QV], bad[QV];
@@ -257,13 +269,14 @@ static bool tile_normalise(struct tile *t, vf *o, const struct tile_end *e)
         bad[v] = vec_splat(0.0f);
     }
     const vf unscale = vec_splat(t->careful ? 1.0f / t->weight_scale : 1.0f);
+    const vf reach = vec_splat(CLA_HOST_DOT && t->dot ? 2.0f : 1.0f);
     for (int32_t d = 0; d < t->dim_v; d++)
         for (int v = 0; v < QV; v++) {
             // The order keeps O / l of large V from overflowing on the way.
             vf x = o[d * QV + v] * inverse[v] * unscale;
             x = (vf)(shown[v] & (vi)x);
             o[d * QV + v] = x;
-            bad[v] = vec_fma(x, vec_splat(0.0f), bad[v]);
+            bad[v] = vec_fma(x * reach, vec_splat(0.0f), bad[v]);
         }
     for (int32_t lane = 0; lane < t->rows; lane++)
         if (bad[lane / W][lane % W] != 0.0f)
@@ -364,6 +377,18 @@ static bool tile_store(struct tile *t, bool flushed)
     return true;
 }
 
+// Computes the rows of a tile again in float, with hidden pairs left out one by one. Its memory is
+// that of a tile in float from the start.
+static void tile_mend(struct tile *t)
+{
+    if (CLA_HOST_DOT && t->dot) {
+        t->dot = false;
+        tile_load_q(t);
+    }
+    t->careful = true;
+    tile_store(t, tile_sweep(t, 1));
+}
+
 static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *job, float *scratch)
 {
     const struct cla_problem *p = f->p;
@@ -380,7 +405,11 @@ static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *jo
         t->weight_scale = weight_scale(job);
         next = tile_set_memory(t, next);
         tile_find_rows(t);
-        tile_load_q(t);
+        t->dot = CLA_HOST_DOT && cla_host_takes_dot(p);
+        if (CLA_HOST_DOT && t->dot)
+            dot_load_q(t);
+        else
+            tile_load_q(t);
         tile_load_windows(t);
         if (p->alibi)
             tile_load_slopes(t);
@@ -389,10 +418,7 @@ static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *jo
         tile_set_shared(&tiles[i], next);
     const bool flushed = tile_sweep(tiles, count);
     for (int32_t i = 0; i < count; i++) {
-        struct tile *t = &tiles[i];
-        if (tile_store(t, flushed))
-            continue;
-        t->careful = true;
-        tile_store(t, tile_sweep(t, 1));
+        if (!tile_store(&tiles[i], flushed))
+            tile_mend(&tiles[i]);
     }
 }

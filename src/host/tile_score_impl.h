@@ -20,11 +20,15 @@ struct tile {
     float *k_staged, *v_staged; // [tile_k][dim], NULL = keys are read in place
     const float *k, *v;         // rows of the tile of keys in hand
     int64_t k_stride, v_stride;
+    const uint16_t *k_dot; // dot: rows of K of 16 bits, and pairs of rows of V, see dot_impl.h
+    int64_t k_dot_stride;
+    const int32_t *v_dot;
     int32_t dim_qk, dim_v;
     int32_t tile_k;
     int64_t row0; // rows of the job that this tile has, from lane0 of the job's on
     int32_t rows, lane0;
     int32_t key0, key1; // what of the job's keys its rows may see
+    bool dot;       // products of 16 bits
     bool careful;
     bool mask_full; // the mask shows every pair of the tile of keys in hand
     float post_scale;     // what of the scale is not folded into Q

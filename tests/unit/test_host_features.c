@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Features of the contract on the CPU path, each alone and in random company, against the double
-// reference: for every instruction set this CPU has, and the block sizes of those it may lack.
+// reference: for every instruction set this CPU has, and the block sizes of those it may lack. Then
+// those that no plan of bfloat16 alters, once more with all tensors of that type, for kernels with
+// products of it.
 //
 // Whatever no row may see holds NaN: padding, unused rows of pages, keys past a length, hidden
 // keys. Outputs begin as bits that nothing computes, and what belongs to no row must still hold
@@ -25,6 +27,8 @@
 extern const struct cla_host_kernel cla_host_kernel_test_w16;
 extern const struct cla_host_kernel cla_host_kernel_test_w16_narrow;
 extern const struct cla_host_kernel cla_host_kernel_test_w4;
+extern const struct cla_host_kernel cla_host_kernel_test_dot;
+extern const struct cla_host_kernel cla_host_kernel_test_dot_w4;
 #endif
 
 enum { MAX_KERNELS = 8, GUARD = 32, BATCH_MAX = 4, UNUSED = 0xff };
@@ -52,6 +56,25 @@ static void list_kernels(void)
     kernels[num_kernels++] = &cla_host_kernel_test_w4;
 #endif
 }
+
+// Kernels with products of bfloat16: the CPU's, and those that do in C as its instruction does.
+static void list_dot_kernels(void)
+{
+    num_kernels = 0;
+    if (cla_host_dot_kernel())
+        kernels[num_kernels++] = cla_host_dot_kernel();
+#ifdef CLA_TEST_HOST_KERNELS
+#if defined(__x86_64__) || defined(__i386__)
+    if (strcmp(cla_host_isa(), "generic") == 0)
+        return;
+#endif
+    kernels[num_kernels++] = &cla_host_kernel_test_dot;
+    kernels[num_kernels++] = &cla_host_kernel_test_dot_w4;
+#endif
+}
+
+// Q, K, V and O are bfloat16, whatever a test asks for.
+static bool all_bf16;
 
 static uint32_t random_state = 1;
 
@@ -413,6 +436,8 @@ static struct fixture *make(struct shape s)
     s.threads = s.threads ? s.threads : 1;
     if (s.hide && !s.mask && !s.bias)
         s.hide = false;
+    if (all_bf16)
+        s.dtype_q = s.dtype_kv = s.dtype_o = CLATTN_DTYPE_BF16;
     f->s = s;
     f->p = (struct cla_problem){
         .dtype_q = s.dtype_q, .dtype_kv = s.dtype_kv, .dtype_o = s.dtype_o,
@@ -513,11 +538,13 @@ static void compare(const struct fixture *f, const struct cla_host_kernel *kerne
     static const float halves[] = {0.0f, 0x1p-11f, 0x1p-8f}; // half a unit of the last place
     const int32_t dtype = f->s.dtype_o;
     const float rounding = halves[dtype];
+    // Weights are rounded, too, and no element of V is over 1.
+    const float least = 1e-5f + (kernel->dot && cla_host_takes_dot(&f->p) ? 0x1p-8f : 0.0f);
     for (size_t n = 0; n < f->o.count; n++) {
         const float want = ((const float *)f->want_o.data)[n];
         const float value = cla_load_elem(f->o.data, (int64_t)n, dtype);
         const bool output = !is_unused(&f->want_o, (const float *)f->want_o.data + n);
-        if (output ? !close_to(value, want, 1e-5f + rounding * 1.01f * fabsf(want))
+        if (output ? !close_to(value, want, least + rounding * 1.01f * fabsf(want))
                    : !is_unused(&f->o, (const char *)f->o.data + n * f->o.elem))
             failed(f, kernel, "O", n, value, want);
     }
@@ -616,7 +643,7 @@ static void test_softcap(void **state)
         check_sizes(s);
     }
     // Scores of every size, infinity included, beside what the cap makes of them.
-    for (int32_t len_q = 1; len_q < 80; len_q += 38) {
+    for (int32_t len_q = 1; len_q < 80 && !all_bf16; len_q += 38) {
         struct fixture *f = make((struct shape){
             .batch = 1, .len_q = len_q, .len_kv = 200, .dim_qk = 1, .dim_v = 9, .softcap = 5.0f});
         for (int32_t i = 0; i < len_q; i++)
@@ -761,6 +788,8 @@ static void test_types(void **state)
         for (int32_t kv = 0; kv < 4; kv++)
             for (int n = (q + kv) % 2; n < 6; n += 2) {
                 struct shape s = grouped;
+                if (all_bf16 && (q == 0 || kv != CLATTN_DTYPE_BF16))
+                    break;
                 s.dtype_q = q;
                 s.dtype_kv = kv;
                 s.dtype_o = (q + n) % 3;
@@ -847,7 +876,7 @@ static void test_pages(void **state)
     (void)state;
     static const int32_t sizes[] = {1, 3, 16, 200, 256};
     for (int n = 0; n < 5; n++)
-        for (int32_t dtype = 0; dtype < 4; dtype++) {
+        for (int32_t dtype = all_bf16 ? 3 : 0; dtype < 4; dtype++) {
             struct shape s = grouped;
             s.batch = 3;
             s.page_size = sizes[n];
@@ -867,7 +896,7 @@ static void test_v_in_k(void **state)
 {
     (void)state;
     static const int32_t lens[] = {2, 80};
-    for (int32_t dtype = 0; dtype < 3; dtype++)
+    for (int32_t dtype = all_bf16 ? 2 : 0; dtype < 3; dtype++)
         for (int n = 0; n < 4; n++) {
             struct fixture *f = make((struct shape){.batch = 2,
                                                     .heads_q = 3,
@@ -880,7 +909,7 @@ static void test_v_in_k(void **state)
             f->mem.v = f->mem.k;
             f->call.v = f->call.k;
             check_fixture(f);
-            f->mem.v = (const char *)f->mem.k + 7 * dtype_size(dtype);
+            f->mem.v = (const char *)f->mem.k + 7 * dtype_size(f->s.dtype_kv);
             check_fixture(f);
             destroy(f);
         }
@@ -1036,5 +1065,21 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_empty),
         cmocka_unit_test(test_random),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest dot_tests[] = {
+        cmocka_unit_test(test_sequences),
+        cmocka_unit_test(test_window),
+        cmocka_unit_test(test_softcap),
+        cmocka_unit_test(test_alibi),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_sinks),
+        cmocka_unit_test(test_no_sink),
+        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_v_in_k),
+        cmocka_unit_test(test_random),
+    };
+    const int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    list_dot_kernels();
+    all_bf16 = true;
+    return failures + cmocka_run_group_tests(dot_tests, NULL, NULL);
 }
