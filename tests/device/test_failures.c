@@ -11,28 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
-#include "../spy/spy.h"
-#include "clattn/clattn.h"
-#include "compare.h"
-#include "data.h"
+#include "life.h"
 #include "open_device.h"
-
-enum { BATCH = 2, HEADS_Q = 4, HEADS_KV = 2, LEN_Q = 5, LEN_KV = 70, DIM = 16 };
-enum { NUM_Q = BATCH * HEADS_Q * LEN_Q * DIM, NUM_KV = BATCH * HEADS_KV * LEN_KV * DIM };
-enum { NUM_LSE = BATCH * HEADS_Q * LEN_Q };
-enum { ROWS = 3, LEN = 1000 };
-
-// A way through the library.
-struct life {
-    const char *name;
-    int32_t algo, kernel; // enum clattn_algo and clattn_kernel
-    bool host_memory;     // Q, K, V and O in host memory, which is staged
-    bool softmax;         // a row softmax instead
-};
+#include "spy.h"
 
 static const struct life lives[] = {
     {.name = "auto", .algo = CLATTN_ALGO_AUTO},
@@ -48,173 +32,21 @@ static const struct life lives[] = {
 enum { LIVES = sizeof lives / sizeof lives[0] };
 
 static struct spy *spy;
-static char cache[] = "/tmp/clattn-failures-XXXXXX";
 
-static float q[NUM_Q], k[NUM_KV], v[NUM_KV], o[NUM_Q], want_o[NUM_Q], want_lse[NUM_LSE];
-static float x[ROWS * LEN], y[ROWS * LEN], want_y[ROWS * LEN];
-static float lse[NUM_LSE];
-
-// ---- one life -----------------------------------------------------------------------------------
-
-struct outcome {
-    clattn_status status; // the first that was not CLATTN_OK
-    const char *where;    // the function that gave it
-    bool wrong;           // something succeeded, but its result is wrong
-    bool silent;          // an error without a message
-    char said[512];
-};
-
-struct world {
-    clattn_context *ctx;
-    clattn_plan *plan;
-    clattn_softmax_plan *softmax;
-    clattn_buf buf[5];
-    struct log_capture log;
-};
-
-#define STEP(call)                                                                                 \
-    do {                                                                                           \
-        out->status = (call);                                                                      \
-        if (out->status != CLATTN_OK) {                                                            \
-            out->where = #call;                                                                    \
-            return;                                                                                \
-        }                                                                                          \
-    } while (0)
-
-static bool good(const float *got, const float *want, int count)
+static void failure_is_over(void)
 {
-    for (int i = 0; i < count; i++)
-        if (!(got[i] - want[i] < 1e-5f && want[i] - got[i] < 1e-5f))
-            return false;
-    return true;
-}
-
-static void step_memory(struct world *w, const struct life *life, clattn_attention_call *call,
-                        struct outcome *out)
-{
-    const size_t bytes[] = {sizeof q, sizeof k, sizeof v, sizeof o, sizeof lse};
-    float *const host[] = {q, k, v, o, lse};
-    clattn_buf *const into[] = {&call->q.buf, &call->k.buf, &call->v.buf, &call->o.buf, &call->lse};
-    for (int i = 0; i < 5; i++) {
-        if (life->host_memory) {
-            *into[i] = (clattn_buf){.kind = CLATTN_BUF_HOST, .ptr = host[i],
-                                    .size_bytes = bytes[i]};
-            continue;
-        }
-        STEP(clattn_mem_create(w->ctx, bytes[i], &w->buf[i]));
-        STEP(clattn_mem_write(w->ctx, &w->buf[i], host[i], bytes[i]));
-        *into[i] = w->buf[i];
-    }
-}
-
-// Runs and checks; what was not written is NaN before.
-static void step_run(struct world *w, const struct life *life, const clattn_attention_call *call,
-                     struct outcome *out)
-{
-    fill_unwritten(o, NUM_Q);
-    fill_unwritten(lse, NUM_LSE);
-    if (!life->host_memory) {
-        STEP(clattn_mem_write(w->ctx, &w->buf[3], o, sizeof o));
-        STEP(clattn_mem_write(w->ctx, &w->buf[4], lse, sizeof lse));
-    }
-    STEP(clattn_attention_run(w->plan, call));
-    if (!life->host_memory) {
-        STEP(clattn_mem_read(w->ctx, &w->buf[3], o, sizeof o));
-        STEP(clattn_mem_read(w->ctx, &w->buf[4], lse, sizeof lse));
-    }
-    out->wrong = !good(o, want_o, NUM_Q) || !good(lse, want_lse, NUM_LSE);
-}
-
-static void step_attention(struct world *w, const struct life *life, struct outcome *out)
-{
-    clattn_attention_desc desc;
-    clattn_attention_call call;
-    clattn_attention_desc_init(&desc, sizeof desc);
-    desc.dim_qk = DIM;
-    desc.heads_q = HEADS_Q;
-    desc.heads_kv = HEADS_KV;
-    desc.features = CLATTN_FEATURE_LSE | CLATTN_FEATURE_CAUSAL;
-    desc.max_batch = BATCH;
-    desc.max_len_q = LEN_Q;
-    desc.max_len_kv = LEN_KV;
-    desc.algo = life->algo;
-    desc.kernel = life->kernel;
-    desc.num_splits = life->algo == CLATTN_ALGO_SPLIT_KV ? 2 : 0;
-    STEP(clattn_attention_plan_create(w->ctx, &desc, &w->plan));
-    clattn_attention_call_init(&call, sizeof call);
-    call.batch = BATCH;
-    call.len_q = LEN_Q;
-    call.len_kv = LEN_KV;
-    step_memory(w, life, &call, out);
-    if (out->status == CLATTN_OK)
-        step_run(w, life, &call, out);
-    if (out->status == CLATTN_OK || !call.lse.kind)
-        return;
-    // The failure is over: the same plan and memory serve.
-    struct outcome next = {.status = CLATTN_OK};
     spy->fail_at = 0;
-    step_run(w, life, &call, &next);
-    if (next.status != CLATTN_OK || next.wrong) {
-        out->wrong = true;
-        out->where = "the next call";
-    }
 }
 
-static void step_softmax(struct world *w, struct outcome *out)
+static struct outcome observe(const struct life *life)
 {
-    clattn_softmax_desc desc;
-    clattn_softmax_call call;
-    clattn_softmax_desc_init(&desc, sizeof desc);
-    desc.path = CLATTN_SOFTMAX_PATH_OPENCL;
-    STEP(clattn_softmax_plan_create(w->ctx, &desc, &w->softmax));
-    clattn_softmax_call_init(&call, sizeof call);
-    call.rows = ROWS;
-    call.len = LEN;
-    STEP(clattn_mem_create(w->ctx, sizeof x, &w->buf[0]));
-    STEP(clattn_mem_create(w->ctx, sizeof y, &w->buf[1]));
-    STEP(clattn_mem_write(w->ctx, &w->buf[0], x, sizeof x));
-    call.x = w->buf[0];
-    call.y = w->buf[1];
-    STEP(clattn_softmax_run(w->softmax, &call));
-    STEP(clattn_mem_read(w->ctx, &call.y, y, sizeof y));
-    out->wrong = !good(y, want_y, ROWS * LEN);
-}
-
-static void step_all(struct world *w, const struct life *life, struct outcome *out)
-{
-    clattn_context_desc desc;
-    clattn_context_desc_init(&desc, sizeof desc);
-    desc.device = "0";
-    desc.cache_dir = cache;
-    desc.log = log_capture;
-    desc.log_user = &w->log;
-    desc.log_level = CLATTN_LOG_WARN;
-    STEP(clattn_context_create(&desc, &w->ctx));
-    if (life->softmax)
-        step_softmax(w, out);
-    else
-        step_attention(w, life, out);
-}
-
-static struct outcome live(const struct life *life)
-{
-    struct world w = {.ctx = NULL};
-    struct outcome out = {.status = CLATTN_OK};
     atomic_store(&spy->calls, 0);
     atomic_store(&spy->failed_function, -1);
     for (int i = 0; i < SPY_FUNCTION_COUNT; i++)
         atomic_store(&spy->calls_of[i], 0);
     for (int i = 0; i < SPY_OBJECT_COUNT; i++)
         atomic_store(&spy->objects[i], 0);
-    step_all(&w, life, &out);
-    out.silent = out.status != CLATTN_OK && !w.log.text[0];
-    snprintf(out.said, sizeof out.said, "%.500s", w.log.text);
-    for (int i = 0; i < 5; i++)
-        clattn_mem_destroy(w.ctx, &w.buf[i]);
-    clattn_plan_destroy(&w.plan);
-    clattn_softmax_plan_destroy(&w.softmax);
-    clattn_context_destroy(&w.ctx);
-    return out;
+    return live(life, failure_is_over);
 }
 
 // ---- which calls fail, and how ------------------------------------------------------------------
@@ -283,7 +115,7 @@ static void fail_once(const struct life *life, int function, long n, cl_int code
     spy->fail_on = function;
     spy->fail_at = n;
     spy->fail_code = code;
-    const struct outcome out = live(life);
+    const struct outcome out = observe(life);
     spy->fail_at = 0;
     const int lost = leaks(left, sizeof left);
     if (out.status == CLATTN_OK)
@@ -306,8 +138,8 @@ static void test_life(void **state)
     char left[128] = "";
     spy->fail_at = 0;
     spy->fail_on = -1;
-    live(life); // fills caches, so that all that follow are alike
-    struct outcome out = live(life);
+    observe(life); // fills caches, so that all that follow are alike
+    struct outcome out = observe(life);
     if (out.status == CLATTN_ERR_UNSUPPORTED) {
         print_message("%s: not on this device: %s\n", life->name, out.said);
         skip();
@@ -329,47 +161,12 @@ static void test_life(void **state)
     assert_int_equal(tally.bad, 0);
     assert_true(tally.failed > 0);
     // And the library is as good as ever.
-    out = live(life);
+    out = observe(life);
     assert_int_equal(out.status, CLATTN_OK);
     assert_false(out.wrong);
 }
 
 // ---- main ---------------------------------------------------------------------------------------
-
-static void references(void)
-{
-    clattn_context *ctx = NULL;
-    clattn_context_desc desc;
-    clattn_context_desc_init(&desc, sizeof desc);
-    desc.flags = CLATTN_CONTEXT_NO_OPENCL;
-    unsigned seed = 1;
-    float *const fill[] = {q, k, v, x};
-    const int counts[] = {NUM_Q, NUM_KV, NUM_KV, ROWS * LEN};
-    for (int t = 0; t < 4; t++)
-        for (int i = 0; i < counts[t]; i++) {
-            seed = seed * 1664525u + 1013904223u;
-            fill[t][i] = (float)(seed >> 8) / 4194304.0f - 2.0f;
-        }
-    assert_int_equal(clattn_context_create(&desc, &ctx), CLATTN_OK);
-    struct outcome ignored = {.status = CLATTN_OK};
-    struct world w = {.ctx = ctx};
-    const struct life life = {.algo = CLATTN_ALGO_REFERENCE, .host_memory = true};
-    step_attention(&w, &life, &ignored);
-    assert_int_equal(ignored.status, CLATTN_OK);
-    memcpy(want_o, o, sizeof o);
-    memcpy(want_lse, lse, sizeof lse);
-    clattn_plan_destroy(&w.plan);
-    assert_int_equal(clattn_softmax_f32(ctx, CLATTN_SOFTMAX_SAFE, x, want_y, ROWS, LEN),
-                     CLATTN_OK);
-    clattn_context_destroy(&ctx);
-}
-
-static int remove_cache(void)
-{
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", cache);
-    return system(command);
-}
 
 int main(int argc, char **argv)
 {
@@ -382,15 +179,14 @@ int main(int argc, char **argv)
     if (count == 0)
         return SKIP_STATUS;
     spy = spy_control();
-    if (!mkdtemp(cache))
-        return 1;
-    setenv("CLATTN_CACHE", "1", 1);
     for (int i = 0; i < LIVES; i++)
         tests[i] = (struct CMUnitTest){.name = lives[i].name, .test_func = test_life,
                                        .initial_state = (void *)&lives[i]};
-    references();
+    if (!lives_begin())
+        return 1;
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     status = cmocka_run_group_tests_name("failures", tests, NULL, NULL);
-    return remove_cache() || status;
+    lives_end();
+    return status;
 }

@@ -11,17 +11,17 @@
 
 #include <cmocka.h>
 
-#include "../spy/spy.h"
 #include "clattn/clattn.h"
 #include "compare.h"
 #include "data.h"
 #include "open_device.h"
+#include "spy.h"
 
 enum { HEADS = 2, LEN_Q = 37, LEN_KV = 70, DIM = 24 };
 enum { NUM_Q = HEADS * LEN_Q * DIM, NUM_KV = HEADS * LEN_KV * DIM };
 
 static struct spy *spy;
-static char cache[] = "/tmp/clattn-liars-XXXXXX"; // a kernel is compiled once for all rows
+static char cache[] = "clattn-liars-XXXXXX"; // a kernel is compiled once for all rows
 static float q[NUM_Q], k[NUM_KV], v[NUM_KV], o[NUM_Q], want[NUM_Q];
 
 // ---- what is asked of it ------------------------------------------------------------------------
@@ -172,8 +172,8 @@ static void test_poor(void **state)
             no_event);
         print_message("local %zu, group %zu, of a kernel %zu: %s\n", d->local, d->group,
                       d->kernel_group, a.plan == CLATTN_OK ? a.info.reason : a.log.text);
-        // Intel's CPU runtime compiles the smallest tile of all to wrong numbers, which the trial of
-        // the plan sees. (No device is as small as that.)
+        // Intel's CPU runtime compiles the smallest tile of all to wrong numbers, which the trial
+        // of the plan sees. (No device is as small as that.)
         if (d->local == 128 && a.plan == CLATTN_ERR_SELF_TEST)
             continue;
         assert_int_equal(a.plan, CLATTN_OK);

@@ -90,7 +90,7 @@ static void drop(enum spy_object kind, bool counts)
     EXPORT cl_int CL_API_CALL cl##name params                                                      \
     {                                                                                              \
         REAL(name)                                                                                 \
-        return fails(SPY_##name, counts) ? spy.fail_code : real args;                                      \
+        return fails(SPY_##name, counts) ? spy.fail_code : real args;                              \
     }
 
 // Functions that give an object and write their status to `error`.
@@ -98,13 +98,13 @@ static void drop(enum spy_object kind, bool counts)
     EXPORT type CL_API_CALL cl##name params                                                        \
     {                                                                                              \
         REAL(name)                                                                                 \
-        if (fails(SPY_##name, counts)) {                                                                   \
+        if (fails(SPY_##name, counts)) {                                                           \
             if (error)                                                                             \
                 *error = spy.fail_code;                                                            \
             return NULL;                                                                           \
         }                                                                                          \
         type made = real args;                                                                     \
-        hold(kind, made, counts);                                                                          \
+        hold(kind, made, counts);                                                                  \
         return made;                                                                               \
     }
 
@@ -112,11 +112,11 @@ static void drop(enum spy_object kind, bool counts)
     EXPORT cl_int CL_API_CALL cl##name(type object)                                                \
     {                                                                                              \
         REAL(name)                                                                                 \
-        if (fails(SPY_##name, counts))                                                                     \
+        if (fails(SPY_##name, counts))                                                             \
             return spy.fail_code;                                                                  \
         const cl_int status = real(object);                                                        \
         if (status == CL_SUCCESS)                                                                  \
-            hold(kind, object, counts);                                                                    \
+            hold(kind, object, counts);                                                            \
         return status;                                                                             \
     }
 
@@ -126,7 +126,7 @@ static void drop(enum spy_object kind, bool counts)
         REAL(name)                                                                                 \
         const cl_int status = real(object);                                                        \
         if (status == CL_SUCCESS)                                                                  \
-            drop(kind, counts);                                                                            \
+            drop(kind, counts);                                                                    \
         return status;                                                                             \
     }
 
@@ -267,7 +267,7 @@ static cl_int queued(cl_int status, const cl_event *done, bool counts)
     EXPORT cl_int CL_API_CALL clEnqueue##name params                                               \
     {                                                                                              \
         REAL(Enqueue##name)                                                                        \
-        return fails(SPY_Enqueue##name, counts) ? spy.fail_code : queued(real args, done, counts);                 \
+        return fails(SPY_Enqueue##name, counts) ? spy.fail_code : queued(real args, done, counts); \
     }
 
 ENQUEUE(NDRangeKernel,
