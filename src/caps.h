@@ -60,10 +60,11 @@ struct cla_caps {
 };
 
 // CPU-shaped: vector lanes as rows are faster than work-groups that share local memory. Never by
-// vendor name: llvmpipe is of type CPU too, but executes scalar work-items (width 1).
+// vendor name: llvmpipe is of type CPU too, but executes scalar work-items (width 1), and a driver
+// that takes vectors apart does so at whatever width it names.
 static inline bool cla_caps_vector_shape(const struct cla_caps *c)
 {
-    return c->type_has_cpu_bit && c->native_width_f32 >= 4;
+    return c->type_has_cpu_bit && c->native_width_f32 >= 4 && !(c->quirks & CLA_QUIRK_SCALARIZES);
 }
 
 // The size of sub-groups that kernels without sub-groups ask for; 0 = the compiler's choice. Where

@@ -295,10 +295,12 @@ static char *copy_text(const char *text, bool *failed)
 
 clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **out)
 {
+    struct cla_log log;
     clattn_context *ctx = calloc(1, sizeof *ctx);
+    cla_log_init(&log, d->log, d->log_user, d->log_level ? d->log_level : CLATTN_LOG_WARN);
     if (!ctx)
-        return CLATTN_ERR_OUT_OF_MEMORY;
-    cla_log_init(&ctx->log, d->log, d->log_user, d->log_level ? d->log_level : CLATTN_LOG_WARN);
+        return cla_fail(&log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a context");
+    ctx->log = log;
     ctx->index = -1;
     ctx->threads = cla_host_threads(d->threads);
     ctx->mutex = cla_mutex_create();
@@ -310,7 +312,7 @@ clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **o
     ctx->no_cache = (d->flags & CLATTN_CONTEXT_NO_CACHE) != 0;
     if (!ctx->mutex || !ctx->map_mutex || failed) {
         clattn_context_destroy(&ctx);
-        return CLATTN_ERR_OUT_OF_MEMORY;
+        return cla_fail(&log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a context");
     }
     *out = ctx;
     return CLATTN_OK;

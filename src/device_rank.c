@@ -16,7 +16,7 @@ static int device_class(const struct cla_caps *c)
     case CLA_DEVICE_ACCELERATOR:
         return 2;
     case CLA_DEVICE_CPU:
-        return c->native_width_f32 >= 4 ? 3 : 5;
+        return cla_caps_vector_shape(c) ? 3 : 5;
     case CLA_DEVICE_BUILTIN:
         return 4;
     default:

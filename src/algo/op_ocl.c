@@ -89,18 +89,10 @@ static void follow_stage(struct cla_op *op, const struct cla_stage *stage)
 static clattn_status run_staged(struct cla_op *op, const struct cla_kernels *kernels,
                                 struct cla_stage *stage)
 {
-    clattn_status st = CLATTN_OK;
-    const struct cla_log *log = &op->ctx->log;
-    const struct cla_cl *cl = op->ctx->ocl->cl;
     cl_event event = NULL;
     const struct cla_submit submit = {op->ctx->ocl->queue, 0, NULL, &event};
-    CLA_TRY(launch(op, kernels, &submit));
-    CLA_CL(cl->WaitForEvents(1, &event));
-    CLA_TRY(cla_stage_out(stage, event));
-done:
-    if (event)
-        cl->ReleaseEvent(event);
-    return st;
+    const clattn_status launched = launch(op, kernels, &submit);
+    return cla_stage_end(stage, launched, event);
 }
 
 clattn_status cla_op_run_device(struct cla_op *op, bool *ready)

@@ -90,8 +90,6 @@ static clattn_status run_staged(clattn_context *ctx, const struct cla_softmax *s
                                 struct cla_stage *stage)
 {
     clattn_status st = CLATTN_OK;
-    const struct cla_log *log = &ctx->log;
-    const struct cla_cl *cl = ctx->ocl->cl;
     cl_event event = NULL;
     void *own = NULL;
     int32_t parts;
@@ -103,12 +101,9 @@ static clattn_status run_staged(clattn_context *ctx, const struct cla_softmax *s
         call->workspace_offset = 0;
     }
     const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, &event};
-    CLA_TRY(launch(ctx, s, k, call, &submit));
-    CLA_CL(cl->WaitForEvents(1, &event));
-    CLA_TRY(cla_stage_out(stage, event));
+    st = launch(ctx, s, k, call, &submit);
+    CLA_TRY(cla_stage_end(stage, st, event));
 done:
-    if (event)
-        cl->ReleaseEvent(event);
     if (own)
         cla_ocl_mem_destroy(ctx, own);
     return st;

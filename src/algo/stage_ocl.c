@@ -124,7 +124,7 @@ clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,
     return st;
 }
 
-clattn_status cla_stage_out(struct cla_stage *s, cl_event after)
+static clattn_status bring_out(struct cla_stage *s, cl_event after)
 {
     clattn_status st = CLATTN_OK;
     const struct cla_log *log = &s->ctx->log;
@@ -153,6 +153,22 @@ clattn_status cla_stage_out(struct cla_stage *s, cl_event after)
         CLA_TRY(cla_cl_check(log, code, "clWaitForEvents"));
     }
 done:
+    return st;
+}
+
+clattn_status cla_stage_end(struct cla_stage *s, clattn_status launched, cl_event event)
+{
+    clattn_status st = launched;
+    const struct cla_log *log = &s->ctx->log;
+    const struct cla_ocl *ocl = s->ctx->ocl;
+    CLA_TRY(st);
+    CLA_CL(ocl->cl->WaitForEvents(1, &event));
+    CLA_TRY(bring_out(s, event));
+done:
+    if (st != CLATTN_OK)
+        ocl->cl->Finish(ocl->queue);
+    if (event)
+        ocl->cl->ReleaseEvent(event);
     return st;
 }
 

@@ -33,8 +33,10 @@ clattn_status cla_stage_bufs(clattn_context *ctx, struct cla_call_buf *bufs, int
 clattn_status cla_stage_in(clattn_context *ctx, const struct cla_problem *p,
                            const struct cla_call *call, struct cla_stage *s);
 
-// Brings the outputs back after `after`, and waits.
-clattn_status cla_stage_out(struct cla_stage *s, cl_event after);
+// Ends what was launched on the context's queue: waits for `event`, brings the outputs back and
+// releases it. `launched` says how the launch went; after a failure, there or here, it waits for
+// all that is queued, which may still work on the copies and on the host's own memory.
+clattn_status cla_stage_end(struct cla_stage *s, clattn_status launched, cl_event event);
 
 // Releases the copies.
 void cla_stage_release(struct cla_stage *s);

@@ -429,21 +429,13 @@ static clattn_status run_on_device(clattn_context *ctx, const struct cla_problem
     clattn_status st = cla_stage_in(ctx, p, call, &stage);
     if (st != CLATTN_OK)
         return st;
-    const struct cla_log *log = &ctx->log;
-    const struct cla_cl *cl = ctx->ocl->cl;
     cl_event event = NULL;
     void *own = NULL;
     const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, &event};
     CLA_TRY(own_workspace(ctx, prepared->algo, &stage.call, &own));
-    CLA_TRY(prepared->algo->tiled->launch(ctx, p, prepared, &stage.call, &submit));
-    CLA_CL(cl->WaitForEvents(1, &event));
-    CLA_TRY(cla_stage_out(&stage, event));
+    st = prepared->algo->tiled->launch(ctx, p, prepared, &stage.call, &submit);
+    CLA_TRY(cla_stage_end(&stage, st, event));
 done:
-    // What was queued before a failure may still work on this memory.
-    if (st != CLATTN_OK)
-        cl->Finish(ctx->ocl->queue);
-    if (event)
-        cl->ReleaseEvent(event);
     if (own)
         cla_ocl_mem_destroy(ctx, own);
     cla_stage_release(&stage);

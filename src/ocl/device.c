@@ -217,7 +217,8 @@ static void fill_memory(const struct query *q, struct cla_caps *caps)
 // Measured: rusticl (Mesa 22.3, llvmpipe) answers a work-group limit of 32 for kernels that run
 // with 256 and twice the local memory they use; PoCL 3.1 answers 4096 work-items for every kernel,
 // which is the device's limit and excludes nothing that the device does not. rusticl's NIR has no
-// vectors wide enough for rows, and llvmpipe's native width of 1 says that it has none either.
+// vectors wide enough for rows, whatever native width llvmpipe names (1 in Mesa 22.3), and the way
+// through SPIR-V ends the process at clang's prefetch.
 // PoCL 3.1 keeps kernels on disk itself; to give a binary it compiles them once more, for groups of
 // any size: 1.5 s more at the first build, to save some 60 ms a program at the next.
 static uint32_t quirks(const struct cla_caps *caps)
@@ -227,7 +228,7 @@ static uint32_t quirks(const struct cla_caps *caps)
     if (strcmp(caps->platform, "rusticl") != 0)
         return 0;
     // llvmpipe: a row of 10^6 keys stopped after 61440, where its loops had run 65535 times.
-    const bool llvmpipe = caps->type_has_cpu_bit && caps->native_width_f32 < 4;
+    const bool llvmpipe = caps->type_has_cpu_bit;
     return CLA_QUIRK_KERNEL_QUERIES_LIE | CLA_QUIRK_ONE_THREAD |
            (llvmpipe ? CLA_QUIRK_SCALARIZES | CLA_QUIRK_LOOP_LIMIT : 0);
 }

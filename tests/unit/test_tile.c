@@ -252,6 +252,10 @@ static void test_vector_shape_by_facts(void **state)
     struct cla_caps gpu = planner_devices[DEV_RDNA3];
     gpu.native_width_f32 = 16;
     assert_false(cla_caps_vector_shape(&gpu));
+    // A driver that takes vectors apart does so at whatever width it names.
+    struct cla_caps wide = planner_devices[DEV_POCL];
+    wide.quirks = CLA_QUIRK_SCALARIZES;
+    assert_false(cla_caps_vector_shape(&wide));
 }
 
 // ---- short problems ----------------------------------------------------------------------------
