@@ -33,7 +33,7 @@ def is_opencl(name):
 
 
 def rate(shape, cell):
-    """GFLOP/s of pairs that see each other, or GB/s of K and V read once where one query decodes."""
+    """GFLOP/s of pairs that see each other, or with one query GB/s of K and V read once."""
     work = shape["kv_bytes"] if shape["decode"] else shape["flops"]
     return work / cell["seconds"] / 1e9
 

@@ -39,7 +39,7 @@ class Setup:
         self.debian = os.path.join(self.folder, "debian")
 
     def command(self, what, words, **more):
-        """Runs a command whose output goes to setup.log; Missing with its last line if it fails."""
+        """Runs a command whose output goes to setup.log; Missing with its error if it fails."""
         log = os.path.join(self.folder, "setup.log")
         with open(log, "ab") as file:
             begin = file.tell()
@@ -54,9 +54,9 @@ class Setup:
             with open(log, "rb") as file:
                 file.seek(begin)
                 lines = file.read().decode(errors="replace").strip().split("\n")[1:]
-            errors = [line for line in lines if line.startswith(("ERROR", "E:")) or "error:" in line]
-            last = (errors or lines or ["nothing was said"])[-1 if not errors else 0].strip()
-            raise Missing(f"{what} failed: {last[:200]} (see {log})")
+            errors = [x for x in lines if x.startswith(("ERROR", "E:")) or "error:" in x]
+            told = (errors[:1] or lines[-1:] or ["nothing was said"])[0].strip()
+            raise Missing(f"{what} failed: {told[:200]} (see {log})")
 
     # ---- PyPI ----------------------------------------------------------------------------------
 
