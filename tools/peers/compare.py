@@ -184,9 +184,7 @@ class Field:
         selectors = self.chosen.device
         if not selectors or any(s.lower() in "intel" for s in selectors):
             try:
-                vendors = self.setup.intel_vendors()
-                places.append(with_path({**self.env, "OCL_ICD_VENDORS": vendors},
-                                        os.path.join(self.setup.venv, "lib")))
+                places.append(self.intel())
             except setup_peers.Missing as reason:
                 self.skip("Intel", reason)
         found = {}
@@ -211,13 +209,19 @@ class Field:
         for name in self.chosen.peers:
             try:
                 settings = {"peer": name, **self.setup.peer(name)}
+                env = self.intel() if name == "onednn" else self.env
             except setup_peers.Missing as reason:
                 self.skip(name, reason)
                 continue
             if name == "clblast":
                 self.clblast(library, settings["clblast"])
                 continue
-            self.join(self.contender(name, "peer", self.env, settings))
+            self.join(self.contender(name, "peer", env, settings))
+
+    def intel(self):
+        """The environment with Intel's OpenCL runtime alone, by which oneDNN finds the CPU too."""
+        return with_path({**self.env, "OCL_ICD_VENDORS": self.setup.intel_vendors()},
+                         os.path.join(self.setup.venv, "lib"))
 
     def clblast(self, library, path):
         """Two matrix products of CLBlast with a softmax between, on each OpenCL device."""

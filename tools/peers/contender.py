@@ -127,8 +127,8 @@ def measure(contenders, shape, dtype, repeat, meter=None, say=lambda text: None,
     """Runs all contenders in turn, `repeat` rounds of it, and returns a dict of the shape with a
     cell for each of them. `meter` measures the machine between the rounds.
 
-    A round of one contender is a warm-up of 10 ms or a run at least, then as many timed runs as
-    take 40 ms; the round counts with their median. Who would need more than `budget` seconds in
+    A round of one contender is a warm-up of 10 ms (none where a run is longer than 200 ms), then as
+    many timed runs as take 40 ms; the round counts with their median. Who would need more than `budget` seconds in
     all takes part in fewer rounds, three at least, and the cell says in how many.
     """
     pairs = cells(contenders, shape, dtype, say)
@@ -145,7 +145,8 @@ def measure(contenders, shape, dtype, repeat, meter=None, say=lambda text: None,
                 continue
             count = max(1, min(50, int(0.04 / max(cell["first"], 1e-6))))
             try:
-                answer = contender.ask({"do": "run", "warm": 0.01, "n": count})
+                warm = 0.01 if cell["first"] < 0.2 else 0
+                answer = contender.ask({"do": "run", "warm": warm, "n": count})
             except Failed as reason:
                 cell["reason"] = str(reason)
                 say(f"  {contender.name}: {reason}")

@@ -106,7 +106,7 @@ def choose(peer, problem):
                 start = time.perf_counter()
                 run()
                 times.append(time.perf_counter() - start)
-                if times[0] > 2:
+                if sum(times) > 0.5:
                     break
         except Exception as reason:  # whatever a peer throws is the reason why it is left out
             refusals.append((f"{name}: " if name else "") + words(reason))
@@ -145,10 +145,8 @@ class Server:
         clock = time.perf_counter
         run, times = self.chosen[0], []
         start = clock()
-        while True:
+        while clock() - start < request["warm"]:
             run()
-            if clock() - start >= request["warm"]:
-                break
         for _ in range(request["n"]):
             start = clock()
             run()
@@ -178,4 +176,6 @@ def serve(server):
 
 
 if __name__ == "__main__":
-    serve(Server())
+    # As the module that the makers import, so that there is one class NoWay.
+    import worker
+    worker.serve(worker.Server())
