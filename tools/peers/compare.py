@@ -32,6 +32,10 @@ from contender import Contender, Failed, measure  # noqa: E402
 HERE = os.path.dirname(os.path.abspath(__file__))
 WORKER = os.path.join(HERE, "worker.py")
 
+# How tables call the peers.
+TITLES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "openblas": "OpenBLAS",
+          "clblast": "CLBlast", "torch": "PyTorch", "jax": "JAX", "onednn": "oneDNN"}
+
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
@@ -211,12 +215,12 @@ class Field:
                 settings = {"peer": name, **self.setup.peer(name)}
                 env = self.intel() if name == "onednn" else self.env
             except setup_peers.Missing as reason:
-                self.skip(name, reason)
+                self.skip(TITLES.get(name, name), reason)
                 continue
             if name == "clblast":
                 self.clblast(library, settings["clblast"])
                 continue
-            self.join(self.contender(name, "peer", env, settings))
+            self.join(self.contender(TITLES.get(name, name), "peer", env, settings))
 
     def intel(self):
         """The environment with Intel's OpenCL runtime alone, by which oneDNN finds the CPU too."""
@@ -229,7 +233,7 @@ class Field:
                        if c.kind == "device" and report.is_opencl(c.name)]:
             env = with_path(device.env, os.path.dirname(path)) if path.startswith(
                 self.setup.folder) else device.env
-            self.join(self.contender(f"clblast {device.name}", "peer", env, {
+            self.join(self.contender(f"CLBlast, {device.name}", "peer", env, {
                 "peer": "clattn", "library": library, "algo": "unfused",
                 "selector": device.options["selector"]}), self.clblast_version(path))
 

@@ -128,14 +128,20 @@ def measure(contenders, shape, dtype, repeat, meter=None, say=lambda text: None,
     cell for each of them. `meter` measures the machine between the rounds.
 
     A round of one contender is a warm-up of 10 ms (none where a run is longer than 200 ms), then as
-    many timed runs as take 40 ms; the round counts with their median. Who would need more than `budget` seconds in
-    all takes part in fewer rounds, three at least, and the cell says in how many.
+    many timed runs as take 40 ms; the round counts with their median. Who would need more than
+    `budget` seconds in all takes part in fewer rounds, three at least, as the cell says.
     """
     pairs = cells(contenders, shape, dtype, say)
-    peaks = []
+    peaks, reads = [], []
+
+    def look(turn):
+        peaks.append(meter.ask({"do": "measure", "bytes": 0, "brief": True})["value"])
+        if shape.decode and turn % 3 == 0:
+            reads.append(meter.ask({"do": "measure", "bytes": shape.kv_bytes(dtype)})["value"])
+
     for turn in range(repeat):
         if meter:
-            peaks.append(meter.ask({"do": "measure", "bytes": 0, "brief": True})["value"])
+            look(turn)
         # Each round starts with another one, so that nobody always follows the same neighbour.
         start = turn % max(1, len(pairs))
         for contender, cell in pairs[start:] + pairs[:start]:
@@ -156,10 +162,10 @@ def measure(contenders, shape, dtype, repeat, meter=None, say=lambda text: None,
     result = {"shape": shape.name, "dtype": dtype, "flops": shape.flops, "decode": shape.decode,
               "kv_bytes": shape.kv_bytes(dtype), "cells": [cell for _, cell in pairs]}
     if meter:
-        peaks.append(meter.ask({"do": "measure", "bytes": 0, "brief": True})["value"])
+        look(0)
         result["peak"] = max(peaks)
-        if shape.decode:
-            result["read"] = meter.ask({"do": "measure", "bytes": shape.kv_bytes(dtype)})["value"]
+        if reads:
+            result["read"] = max(reads)
     for cell in result["cells"]:
         if "reason" not in cell:
             cell["seconds"] = statistics.median(seconds for _, seconds in cell["rounds"])

@@ -34,7 +34,7 @@ def draw(results, path):
             axes.text(value + top * 0.008, y, f"{value:.2f}", va="center", fontsize=7.5)
     axes.axvline(1, color="black", linewidth=1, zorder=3)
     axes.set_yticks(range(len(rows)), [label(s, row["peer"]) for s, row in rows])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.45, -0.55)
     axes.set_xlim(0, top * 1.12)
     axes.grid(axis="x", color="#dddddd", zorder=0)
     axes.set_xlabel("times as fast as the best peer (1 = as fast, to the right clattn is ahead)")
