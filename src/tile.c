@@ -499,3 +499,24 @@ int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int3
     default: return rank_group(p, caps, out, max, refusals);
     }
 }
+
+// ---- of a given tile ---------------------------------------------------------------------------
+
+size_t cla_tile_group_bytes(const struct cla_problem *p, const struct cla_tile *t)
+{
+    const struct group_tile g = {t->tile_q, t->tile_k, t->items_q, t->items_k};
+    return local_bytes(&g, t->chunk_d, p);
+}
+
+bool cla_tile_suits_subgroups(const struct cla_caps *caps, const struct cla_tile *t)
+{
+    return suits_subgroups(caps, t);
+}
+
+bool cla_tile_leaves_idle(const struct cla_problem *p, const struct cla_caps *caps,
+                          const struct cla_tile *t)
+{
+    const bool small =
+        t->kernel == CLATTN_KERNEL_VECTOR ? t->vecs_q <= 1 : t->tile_q <= DECENT_ROWS;
+    return !small && leaves_units_idle(p, caps, t->tile_q);
+}
