@@ -267,9 +267,15 @@ static bool spills(const struct cla_caps *caps, const clattn_tile *t)
     return each * (block * t->vecs_q + t->vecs_q) + 1 > (native >= 16 ? 32 : 16) + 2;
 }
 
+// Vectors of the device's own width, and of twice that.
+static int32_t width_of(const struct cla_caps *caps)
+{
+    return caps->native_width_f32 >= 16 ? 16 : caps->native_width_f32 >= 8 ? 8 : 4;
+}
+
 static void add_vectors(struct near *n)
 {
-    for (int32_t width = 4; width <= 16; width *= 2)
+    for (int32_t width = width_of(n->caps); width <= 16; width *= 2)
         for (int32_t vecs_q = 1; vecs_q <= 6; vecs_q++)
             for (int32_t block_k = 2; block_k <= 12; block_k += 2)
                 for (int32_t block_d = 2; block_d <= 8; block_d *= 2)
@@ -286,7 +292,7 @@ static void add_vectors(struct near *n)
 
 static void add_few(struct near *n)
 {
-    for (int32_t width = 4; width <= 16; width *= 2)
+    for (int32_t width = width_of(n->caps); width <= 16; width *= 2)
         for (int32_t rows = 1; rows <= 8; rows *= 2)
             for (int32_t keys = 16; keys <= 256; keys *= 2) {
                 const clattn_tile t = {.kernel = CLATTN_KERNEL_VECTOR, .tile_q = rows,

@@ -52,7 +52,9 @@ static bool place_of(const char *path, struct place *out)
     for (const char *c = path; *c; c++)
         if (strchr(slashes, *c))
             name = c + 1;
-    const size_t folder = (size_t)(name - path);
+    size_t folder = (size_t)(name - path);
+    while (folder > 1 && strchr(slashes, path[folder - 1]))
+        folder--;
     if (folder >= sizeof out->folder || strlen(name) >= sizeof out->name || !name[0])
         return false;
     snprintf(out->name, sizeof out->name, "%s", name);
