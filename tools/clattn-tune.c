@@ -48,8 +48,9 @@ static const char help[] =
     "A line of the file holds for one version of the driver and of clattn, and for a range of\n"
     "queries and keys around the shape: docs/planner.md. Ctrl-C stops after the tile in work; all\n"
     "shapes that were finished are in the file, and the same command goes on from there.\n"
-    "RATIO is the planner's time by the tile's, the median over the pairs (on CPUs the smaller one\n"
-    "of that and the same by processor time), AGAIN that of the second measurement. On a terminal the winner is green (not with NO_COLOR set).\n"
+    "RATIO is the planner's time by the tile's, the median over the pairs (on CPUs the smaller\n"
+    "one of that and the same by processor time), AGAIN that of the second measurement. On a\n"
+    "terminal the winner is green (not with NO_COLOR set).\n"
     "\n"
     "Exit status: 0 done, also where the time was over; 1 a result was wrong; 2 wrong use, or the\n"
     "file is broken or cannot be written; 3 the device or its driver failed.\n";
@@ -172,6 +173,8 @@ static int tune_all(struct tool_session *s, const struct tune_options *opt, cons
         const int code = tune_one(s, opt, &clock, file, &item);
         worst = code > worst ? code : worst;
         free(item.tile);
+        if (item.stopped)
+            break;
     }
     if (!opt->json && clock.item < clock.items && tune_stopped(&clock))
         printf("%s: %d of %d done; the same command goes on from there\n",

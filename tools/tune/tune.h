@@ -75,8 +75,8 @@ clattn_status tune_list(struct tool_session *s, struct tune_item *item);
 clattn_status tune_measure(struct tool_session *s, const struct tune_options *opt,
                            struct tune_clock *clock, struct tune_item *item);
 
-// Ratio over which a candidate is faster: 1.03, or more where chance makes more of the planner's own
-// choice, which is the first candidate, beside itself.
+// Ratio over which a candidate is faster: 1.03, or more where chance makes more of the planner's
+// own choice, which is the first candidate, beside itself.
 double tune_threshold(const struct tune_item *item);
 
 // "vector 24x64, 3 x 8 rows, blocks 4 x 4".
