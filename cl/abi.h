@@ -15,6 +15,16 @@ typedef int32_t cla_i32;
 typedef uint32_t cla_u32;
 #endif
 
+#ifdef __OPENCL_VERSION__
+// Attribute of a kernel. SUBGROUP_LANES, a literal of all kernels on devices whose compiler would
+// give an item too few registers: items of a sub-group (cla_caps_lanes()).
+#ifdef SUBGROUP_LANES
+#define FEW_LANES __attribute__((intel_reqd_sub_group_size(SUBGROUP_LANES)))
+#else
+#define FEW_LANES
+#endif
+#endif
+
 // A strided tensor: offsets and strides in elements, the channel is contiguous.
 struct cla_fwd_tensor {
     cla_i64 offset;

@@ -50,7 +50,7 @@ INLINE void put_maxima_so_far(__local float *part, const struct state *st,
     }
 }
 
-__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1))) SUBGROUP_SIZE
 void fused_kv_outer_group(FWD_PARAMS)
 {
     GROUP_LOCAL;
@@ -79,9 +79,7 @@ void fused_kv_outer_group(FWD_PARAMS)
     for (int round = 0; round < rounds; ++round) {
         const int k0 = begin + round * TILE_K;
 #if KEEPS_KV
-        // Behind the barriers of the round before nobody reads these any more.
-        load_keys(kv_tile, &a, &mem, &at, k_mem, false, k0, end, 0, item);
-        load_keys(v_tile, &a, &mem, &at, v_mem, true, k0, end, 0, item);
+        bool are_there = false; // K and V of this round
 #endif
         for (int tile = strip; tile < tiles; tile += strips) {
             struct span keys;
@@ -103,6 +101,14 @@ void fused_kv_outer_group(FWD_PARAMS)
             int passes = 1;
             if (sees) {
                 float s[GROUP_ROWS][GROUP_KEYS];
+#if KEEPS_KV
+                // Behind the barriers of the round before nobody reads these any more.
+                if (!are_there) {
+                    load_keys(kv_tile, &a, &mem, &at, k_mem, false, k0, end, 0, item);
+                    load_keys(v_tile, &a, &mem, &at, v_mem, true, k0, end, 0, item);
+                    are_there = true;
+                }
+#endif
 #if CHUNKS_QK == 1
                 load_queries(q_tile, &a, &at, q_mem, 0, item);
 #endif

@@ -81,6 +81,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void merge_parts(
 #endif
     float m = sink;
     int filled = 0;
+    // Unrolled, so that what is kept of each part lies in registers.
+#pragma unroll
     for (int k = 0; k < CLA_MERGE_PARTS; k++) {
         if (is_empty(x[k]))
             continue;
@@ -89,6 +91,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void merge_parts(
     }
     const bool alone = filled == 1 && sink == -INFINITY && m > -INFINITY;
     float l = sink == -INFINITY ? 0.0f : exp(sink - m);
+#pragma unroll
     for (int k = 0; k < CLA_MERGE_PARTS; k++) {
         w[k] = is_empty(x[k]) ? SKIP : exp(x[k] - m);
         l += is_empty(x[k]) ? 0.0f : w[k];
@@ -96,6 +99,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void merge_parts(
                 i * args.part[k].stride_s;
         m = alone && !is_empty(x[k]) ? x[k] : m;
     }
+#pragma unroll
     for (int k = 0; k < CLA_MERGE_PARTS; k++)
         w[k] = is_empty(x[k]) ? SKIP : w[k] / l;
     const long to = args.o.offset + b * args.o.stride_b + h * args.o.stride_h + i * args.o.stride_s;

@@ -25,7 +25,7 @@
 #include "quads.clh"
 #include "rotary.clh"
 
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void rotary(
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) FEW_LANES void rotary(
     const struct cla_rotate_args args_in, __global const q_elem *x, __global const int *offsets,
     __global const float *cos_table, __global const float *sin_table, __global o_elem *y,
     volatile __global int *faults)

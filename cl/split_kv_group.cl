@@ -58,7 +58,7 @@ INLINE void store_part(const struct sums *sum, const struct cla_fwd_args *a, con
     }
 }
 
-__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1))) SUBGROUP_SIZE
 void split_kv_group(FWD_PARAMS)
 {
     GROUP_LOCAL;

@@ -57,7 +57,7 @@ INLINE void put_weights(__local float4 *p_tile, const float *m, const float *inv
     }
 }
 
-__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1))) SUBGROUP_SIZE
 void two_loop_group(FWD_PARAMS)
 {
     GROUP_LOCAL;

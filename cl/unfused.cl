@@ -75,7 +75,7 @@ static inline float load_elem(__global const uchar *x, long at, int dtype)
     return ((__global const float *)x)[at];
 }
 
-__kernel __attribute__((reqd_work_group_size(ITEMS_K, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(ITEMS_K, 1, 1))) FEW_LANES
 void unfused_copy(const struct cla_unfused_copy c, __global const uchar *x,
                   __global float *workspace)
 {
@@ -147,7 +147,7 @@ static inline float finish_score(const struct cla_fwd_args *a, const struct fwd_
     return x;
 }
 
-__kernel __attribute__((reqd_work_group_size(ITEMS_K, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(ITEMS_K, 1, 1))) FEW_LANES
 void unfused_scores(FWD_PARAMS, const struct cla_unfused_args u)
 {
     struct cla_fwd_args a = args;
@@ -208,7 +208,7 @@ static inline bool is_lost(float sink, bool naive)
     return isnan(sink) || sink == INFINITY || (naive && exp(sink) == INFINITY);
 }
 
-__kernel __attribute__((reqd_work_group_size(ITEMS_K, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(ITEMS_K, 1, 1))) FEW_LANES
 void unfused_finish(FWD_PARAMS, const struct cla_unfused_args u)
 {
     const long item = (long)get_global_id(0);

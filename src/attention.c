@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "call_memory.h"
 #include "host/host.h"
 #include "tile_check.h"
 
@@ -151,6 +152,14 @@ static clattn_status workspace_bound(const clattn_plan *plan, uint64_t *bytes)
     return CLATTN_OK;
 }
 
+// A call is checked with facts of its buffers that last no longer than the checks.
+static clattn_status check_call(const clattn_plan *plan, const clattn_attention_call *call,
+                                struct cla_facts *facts, struct cla_call *out)
+{
+    cla_facts_begin(facts, cla_context_mem_facts(plan->ctx), plan->ctx);
+    return cla_call_check(&plan->problem, call, cla_facts_fn(facts), facts, &plan->ctx->log, out);
+}
+
 static uint64_t need_of(const clattn_plan *plan, const struct cla_call *call)
 {
     const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
@@ -168,8 +177,8 @@ clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
     uint64_t need = 0;
     struct cla_call checked;
     if (call) {
-        st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx), plan->ctx,
-                            &plan->ctx->log, &checked);
+        struct cla_facts facts;
+        st = check_call(plan, call, &facts, &checked);
         if (st == CLATTN_OK)
             need = need_of(plan, &checked);
     } else {
@@ -185,7 +194,8 @@ clattn_status clattn_plan_workspace_bytes(const clattn_plan *plan,
 }
 
 // The workspace that a call brings must be large enough and nobody else's.
-static clattn_status check_workspace(const clattn_plan *plan, struct cla_call *c)
+static clattn_status check_workspace(const clattn_plan *plan, struct cla_facts *facts,
+                                     struct cla_call *c)
 {
     clattn_context *ctx = plan->ctx;
     const clattn_buf *w = &c->workspace;
@@ -201,14 +211,14 @@ static clattn_status check_workspace(const clattn_plan *plan, struct cla_call *c
                         "workspace.offset_bytes is %zu, from where no memory has %llu bytes",
                         w->offset_bytes, (unsigned long long)need);
     const size_t end = w->offset_bytes + (size_t)need;
-    const cla_mem_fn facts = cla_context_mem_facts(ctx);
-    clattn_status st = cla_buf_check("workspace", w, sizeof(float), end, facts, ctx, &ctx->log);
+    const cla_mem_fn fn = cla_facts_fn(facts);
+    clattn_status st = cla_buf_check("workspace", w, sizeof(float), end, fn, facts, &ctx->log);
     struct cla_call_buf bufs[CLA_CALL_BUFS];
     cla_call_bufs(&plan->problem, c, bufs);
     const struct cla_buf_range own = {"workspace", w, end};
     for (int i = 0; st == CLATTN_OK && i < CLA_CALL_BUFS; i++) {
         const struct cla_buf_range other = {bufs[i].name, bufs[i].buf, bufs[i].end_bytes};
-        if (cla_ranges_overlap(&own, &other, facts, ctx))
+        if (cla_ranges_overlap(&own, &other, fn, facts))
             st = cla_fail(&ctx->log, CLATTN_ERR_OVERLAP,
                           "workspace (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)",
                           w->offset_bytes, end, other.name, other.buf->offset_bytes,
@@ -221,12 +231,12 @@ static clattn_status check_workspace(const clattn_plan *plan, struct cla_call *c
 clattn_status cla_plan_check_call(const clattn_plan *plan, const clattn_attention_call *call,
                                   struct cla_call *out)
 {
-    clattn_status st = cla_call_check(&plan->problem, call, cla_context_mem_facts(plan->ctx),
-                                      plan->ctx, &plan->ctx->log, out);
+    struct cla_facts facts;
+    clattn_status st = check_call(plan, call, &facts, out);
     if (st != CLATTN_OK)
         return st;
     out->workspace_need = need_of(plan, out);
-    return check_workspace(plan, out);
+    return check_workspace(plan, &facts, out);
 }
 
 static const char *kernel_name(const clattn_plan *plan)

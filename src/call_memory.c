@@ -5,6 +5,38 @@
 #include <stdio.h>
 #include <string.h>
 
+// ---- facts --------------------------------------------------------------------------------------
+
+void cla_facts_begin(struct cla_facts *f, cla_mem_fn ask, void *user)
+{
+    f->ask = ask;
+    f->user = user;
+    f->count = 0;
+}
+
+static clattn_status recall(void *user, void *mem, struct cla_mem_facts *facts)
+{
+    struct cla_facts *f = user;
+    for (int i = 0; i < f->count; i++)
+        if (f->kept[i].mem == mem) {
+            *facts = f->kept[i].facts;
+            return CLATTN_OK;
+        }
+    const clattn_status st = f->ask(f->user, mem, facts);
+    if (st == CLATTN_OK && f->count < CLA_FACTS_KEPT) {
+        f->kept[f->count].mem = mem;
+        f->kept[f->count++].facts = *facts;
+    }
+    return st;
+}
+
+cla_mem_fn cla_facts_fn(const struct cla_facts *f)
+{
+    return f->ask ? recall : NULL;
+}
+
+// ---- one buffer ---------------------------------------------------------------------------------
+
 // *acc += a * b, false on overflow. a, b >= 0.
 static bool add_product(int64_t *acc, int64_t a, int64_t b)
 {
@@ -253,9 +285,14 @@ clattn_status cla_check_vector(const struct cla_checker *c, const char *name,
 
 // ---- overlaps ----------------------------------------------------------------------------
 
-// Start and end of a range in the memory that it lies in.
-static void *range_in(const struct cla_buf_range *r, cla_mem_fn mem_facts, void *user,
-                      uintptr_t *begin, uintptr_t *end)
+// Where a range lies: from begin to end in the memory `root`, which is NULL for the host's.
+struct place {
+    int32_t kind;
+    void *root;
+    uintptr_t begin, end;
+};
+
+static struct place place_of(const struct cla_buf_range *r, cla_mem_fn mem_facts, void *user)
 {
     struct cla_mem_facts facts = {0};
     uintptr_t base = 0;
@@ -267,19 +304,21 @@ static void *range_in(const struct cla_buf_range *r, cla_mem_fn mem_facts, void 
         base = facts.root_offset;
         root = facts.root;
     }
-    *begin = base + r->buf->offset_bytes;
-    *end = base + r->end_bytes;
-    return root;
+    return (struct place){r->buf->kind, root, base + r->buf->offset_bytes, base + r->end_bytes};
+}
+
+static bool meet(const struct place *a, const struct place *b)
+{
+    return a->kind == b->kind && a->root == b->root && a->begin < b->end && b->begin < a->end;
 }
 
 bool cla_ranges_overlap(const struct cla_buf_range *a, const struct cla_buf_range *b,
                         cla_mem_fn mem_facts, void *user)
 {
-    uintptr_t a0, a1, b0, b1;
     if (!a->end_bytes || !b->end_bytes || a->buf->kind != b->buf->kind)
         return false;
-    return range_in(a, mem_facts, user, &a0, &a1) == range_in(b, mem_facts, user, &b0, &b1) &&
-           a0 < b1 && b0 < a1;
+    const struct place x = place_of(a, mem_facts, user), y = place_of(b, mem_facts, user);
+    return meet(&x, &y);
 }
 
 clattn_status cla_check_overlaps(const struct cla_checker *c, const struct cla_call *call)
@@ -303,14 +342,22 @@ clattn_status cla_check_overlaps(const struct cla_checker *c, const struct cla_c
         {"v_scale", &call->v_scale.buf, call->v_scale.end_bytes},
     };
     enum { OUTPUTS = 3, COUNT = sizeof r / sizeof r[0] };
-    for (int out = 0; out < OUTPUTS; out++) {
-        for (int other = out + 1; other < COUNT; other++) {
-            if (cla_ranges_overlap(&r[out], &r[other], c->mem_facts, c->user))
+    struct place place[COUNT]; // of those that are there, whose number in r is `of`
+    int of[COUNT], count = 0;
+    for (int i = 0; i < COUNT; i++) {
+        if (!r[i].end_bytes)
+            continue;
+        const struct place here = place_of(&r[i], c->mem_facts, c->user);
+        for (int k = 0; k < count && of[k] < OUTPUTS; k++) {
+            const struct cla_buf_range *out = &r[of[k]];
+            if (meet(&place[k], &here))
                 return cla_fail(c->log, CLATTN_ERR_OVERLAP,
-                                "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", r[out].name,
-                                r[out].buf->offset_bytes, r[out].end_bytes, r[other].name,
-                                r[other].buf->offset_bytes, r[other].end_bytes);
+                                "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", out->name,
+                                out->buf->offset_bytes, out->end_bytes, r[i].name,
+                                r[i].buf->offset_bytes, r[i].end_bytes);
         }
+        place[count] = here;
+        of[count++] = i;
     }
     return CLATTN_OK;
 }

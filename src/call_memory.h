@@ -5,6 +5,25 @@
 
 #include "problem.h"
 
+// Facts of the buffers of one call, each of which is asked for once: drivers take up to 0.1 us for
+// a question, and there are four for each buffer. Only while the call lasts does a handle surely
+// mean the same buffer, so this must not outlive it.
+enum { CLA_FACTS_KEPT = 20 };
+struct cla_facts {
+    cla_mem_fn ask;
+    void *user;
+    int count;
+    struct {
+        void *mem;
+        struct cla_mem_facts facts;
+    } kept[CLA_FACTS_KEPT];
+};
+
+// `ask` may be NULL.
+void cla_facts_begin(struct cla_facts *f, cla_mem_fn ask, void *user);
+// For cla_buf_check() and others, with the struct as `user`; NULL where `ask` is NULL.
+cla_mem_fn cla_facts_fn(const struct cla_facts *f);
+
 // What all checks of one call share.
 struct cla_checker {
     const struct cla_problem *p;

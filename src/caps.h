@@ -54,6 +54,8 @@ struct cla_caps {
     bool has_fp16;
     bool has_subgroups;
     int32_t subgroups; // CLA_SUBGROUPS_* of abi.h: how the group shape can use them
+    // Work-items of the smallest sub-group, from 8 on, that can be asked for; 0 = not known.
+    int32_t subgroup_size;
     uint32_t quirks;
 };
 
@@ -62,6 +64,14 @@ struct cla_caps {
 static inline bool cla_caps_vector_shape(const struct cla_caps *c)
 {
     return c->type_has_cpu_bit && c->native_width_f32 >= 4;
+}
+
+// The size of sub-groups that kernels without sub-groups ask for; 0 = the compiler's choice. Where
+// the smallest is 16, an item of it has 128 registers and one of the next size, which Intel's
+// compiler takes first, 64: of the kernels here those that need more spilled.
+static inline int32_t cla_caps_lanes(const struct cla_caps *c)
+{
+    return c->type == CLA_DEVICE_GPU && c->subgroup_size >= 16 ? c->subgroup_size : 0;
 }
 
 #endif // CLA_CAPS_H

@@ -246,6 +246,46 @@ clattn_status clattn_device_get_info(const clattn_context_desc *desc, int32_t in
     return st;
 }
 
+// ---- what is known -----------------------------------------------------------------------------
+
+struct cla_known {
+    struct cla_known *next;
+    size_t size;
+    unsigned char name[];
+};
+
+bool cla_context_knows(clattn_context *ctx, const void *name, size_t size)
+{
+    cla_mutex_lock(ctx->mutex);
+    const struct cla_known *k = ctx->known;
+    while (k && (k->size != size || memcmp(k->name, name, size) != 0))
+        k = k->next;
+    cla_mutex_unlock(ctx->mutex);
+    return k != NULL;
+}
+
+void cla_context_learn(clattn_context *ctx, const void *name, size_t size)
+{
+    struct cla_known *k = malloc(sizeof *k + size);
+    if (!k)
+        return;
+    k->size = size;
+    memcpy(k->name, name, size);
+    cla_mutex_lock(ctx->mutex);
+    k->next = ctx->known;
+    ctx->known = k;
+    cla_mutex_unlock(ctx->mutex);
+}
+
+static void forget_all(struct cla_known *k)
+{
+    while (k) {
+        struct cla_known *next = k->next;
+        free(k);
+        k = next;
+    }
+}
+
 // ---- create and destroy ------------------------------------------------------------------------
 
 // NULL for NULL; *failed is set if memory ran out.
@@ -412,6 +452,7 @@ void clattn_context_destroy(clattn_context **pctx)
         cla_os_sleep_ms(1);
     cla_worker_destroy(ctx->worker);
     cla_ocl_close(&ctx->ocl);
+    forget_all(ctx->known);
     if (ctx->mutex)
         cla_mutex_destroy(ctx->mutex);
     if (ctx->map_mutex)

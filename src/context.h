@@ -30,6 +30,7 @@ struct clattn_context {
     struct cla_mutex *mutex;     // guards what follows
     struct cla_worker *worker; // CPU path on cl_mem; made when first needed
     int32_t jobs;              // asynchronous jobs of the CPU path that have not ended
+    struct cla_known *known;   // of cla_context_learn()
     struct clattn_plan *kept;  // plan of the last clattn_attention_f32()
     clattn_attention_desc kept_desc;
     void (*kept_release)(struct clattn_plan **plan);
@@ -41,6 +42,11 @@ struct cla_worker *cla_context_worker(clattn_context *ctx);
 // An asynchronous job of the CPU path; destroying the context waits until all have ended.
 void cla_context_job_began(clattn_context *ctx);
 void cla_context_job_ended(clattn_context *ctx);
+
+// What is so as long as the context lives, named by bytes. Learning it fails silently where memory
+// runs out.
+bool cla_context_knows(clattn_context *ctx, const void *name, size_t size);
+void cla_context_learn(clattn_context *ctx, const void *name, size_t size);
 
 // For cla_call_check(); NULL where the context has no OpenCL.
 cla_mem_fn cla_context_mem_facts(const clattn_context *ctx);

@@ -69,6 +69,10 @@ static clattn_status finish_open(clattn_context *ctx, cl_command_queue queue)
         ocl->queue = ocl->cl->CreateCommandQueue(ocl->context, ocl->device, 0, &code);
         CLA_TRY(cla_cl_check(log, code, "clCreateCommandQueue"));
     }
+    cl_command_queue_properties props = 0; // of a queue that is kept: they stay as they are
+    CLA_CL(ocl->cl->GetCommandQueueInfo(ocl->queue, CL_QUEUE_PROPERTIES, sizeof props, &props,
+                                        NULL));
+    ocl->any_order = (props & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
     ocl->cache = open_cache(ctx);
     const bool keep = !(ctx->caps.quirks & CLA_QUIRK_OWN_CACHE);
     CLA_TRY(cla_programs_create(ocl->cl, ocl->context, ocl->device, keep ? ocl->cache : NULL, log,
@@ -342,16 +346,10 @@ void cla_ocl_mem_destroy(clattn_context *ctx, void *mem)
 // now and then where the queue is out of order: 48 of 2000 times, never behind clFinish().
 clattn_status cla_ocl_settle(clattn_context *ctx)
 {
-    clattn_status st = CLATTN_OK;
-    const struct cla_log *log = &ctx->log;
-    const struct cla_cl *cl = ctx->ocl->cl;
-    cl_command_queue_properties props = 0;
-    CLA_CL(cl->GetCommandQueueInfo(ctx->ocl->queue, CL_QUEUE_PROPERTIES, sizeof props, &props,
-                                   NULL));
-    if (props & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)
-        CLA_CL(cl->Finish(ctx->ocl->queue));
-done:
-    return st;
+    const struct cla_ocl *ocl = ctx->ocl;
+    if (!ocl->any_order)
+        return CLATTN_OK;
+    return cla_cl_check(&ctx->log, ocl->cl->Finish(ocl->queue), "clFinish");
 }
 
 clattn_status cla_ocl_mem_write(clattn_context *ctx, void *mem, size_t offset, const void *src,

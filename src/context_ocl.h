@@ -15,6 +15,7 @@ struct cla_ocl {
     cl_device_id device;
     cl_context context;
     cl_command_queue queue; // for blocking calls and trials
+    bool any_order;         // of that queue
     struct cla_cache *cache; // NULL = none
     struct cla_programs *programs;
     struct cla_function *functions; // of cla_ocl_function(), guarded by the context's mutex

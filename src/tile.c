@@ -105,9 +105,10 @@ struct group_tile {
 };
 
 static const struct group_tile group_tiles[] = {
-    {64, 32, 32, 8},  {64, 16, 32, 4},  {64, 16, 64, 4}, {64, 8, 64, 2}, {64, 4, 64, 1},
-    {32, 32, 16, 8},  {32, 64, 16, 16}, {32, 16, 16, 4}, {32, 16, 32, 4}, {32, 8, 32, 2},
-    {32, 4, 32, 1},
+    {64, 32, 32, 8},  {64, 32, 64, 8},  {64, 16, 32, 4}, {64, 16, 64, 4}, {64, 8, 64, 2},
+    {64, 4, 64, 1},
+    {32, 32, 16, 8},  {32, 64, 16, 16}, {32, 32, 32, 8}, {32, 64, 32, 16}, {32, 16, 16, 4},
+    {32, 16, 32, 4},  {32, 8, 32, 2},   {32, 4, 32, 1},
     {16, 32, 8, 8},   {16, 32, 16, 8},  {16, 64, 16, 16}, {16, 16, 8, 4}, {16, 8, 16, 2},
     {16, 4, 16, 1},
     {8, 32, 8, 8},    {8, 64, 8, 16},   {8, 16, 8, 4},   {8, 16, 4, 4},  {8, 8, 8, 2},
@@ -133,8 +134,12 @@ enum {
     // Floats that an item sums up, of the 256 registers that GPUs have at most: addresses, operands
     // and what a compiler holds ahead take more than as many again.
     SUMS_MOST = 104,
+    // The same where there are 128 registers: Intel's GPUs, whose sub-groups can be asked for.
+    SUMS_MOST_128 = 68,
     // Sums of P*V that the kernel has in hand beside O.
     SUMS_IN_HAND = 32,
+    // What two loops over the keys keep more.
+    TWO_LOOP_MORE = 16,
     // Where local memory is ordinary memory: bytes that stay in the first-level cache.
     CACHE_BYTES_GPU = 16384,
     CACHE_BYTES_CPU = 32768
@@ -193,7 +198,15 @@ static int32_t sums_of(const struct group_tile *g, const struct cla_problem *p)
     const int32_t rows = g->tile_q / g->items_q, keys = g->tile_k / g->items_k;
     const int32_t quads = (CLA_QUADS(p->dim_v) + g->items_k - 1) / g->items_k;
     const int32_t copies = p->max_len_kv > CLA_LONG_ROWS_KEYS ? 2 : 1;
-    return rows * keys + copies * rows * 4 * quads + SUMS_IN_HAND;
+    const int32_t more = p->algo == CLATTN_ALGO_TWO_LOOP ? TWO_LOOP_MORE : 0;
+    return rows * keys + copies * rows * 4 * quads + SUMS_IN_HAND + more;
+}
+
+static int32_t sums_most(const struct cla_caps *caps)
+{
+    return caps->type == CLA_DEVICE_GPU && caps->subgroups == CLA_SUBGROUPS_REQUIRED
+               ? SUMS_MOST_128
+               : SUMS_MOST;
 }
 
 // Bytes that a work-group may take. On a GPU half of what there is, so that of two work-groups on a
@@ -219,6 +232,18 @@ static bool keys_suit(const struct group_tile *g, const struct cla_problem *p)
     if (g->tile_k > 4 && g->tile_k / 2 >= p->max_len_kv)
         return false;
     return g->tile_q < DECENT_ROWS || g->tile_k >= min32(KEYS_DECENT, p->max_len_kv);
+}
+
+// Whether the items that share a row can be a sub-group of the smallest size, whose items have the
+// most registers, or a part of one. 8, 16 and 32 are the sizes that most drivers take; where theirs
+// are not known, kernels of a wrong one fail their trial.
+static bool suits_subgroups(const struct cla_caps *caps, const struct group_tile *g)
+{
+    if (caps->subgroups == CLA_SUBGROUPS_REQUIRED && caps->subgroup_size)
+        return g->items_k == caps->subgroup_size;
+    if (caps->subgroups == CLA_SUBGROUPS_REQUIRED)
+        return g->items_k == 8 || g->items_k == 16 || g->items_k == 32;
+    return g->items_k > 1 && g->items_k <= 8;
 }
 
 // ---- group shape: choice -----------------------------------------------------------------------
@@ -262,14 +287,19 @@ static void note_group(struct cla_notes *refusals, const struct group_tile *g,
         cla_note(refusals,
                  "%s, group shape %d x %d: an item would sum up %d floats, over %d they leave "
                  "the registers",
-                 who(p), (int)g->tile_q, (int)g->tile_k, (int)sums_of(g, p), SUMS_MOST);
+                 who(p), (int)g->tile_q, (int)g->tile_k, (int)sums_of(g, p), (int)sums_most(caps));
 }
 
+// What a tile may ask for: local memory, work-items; and whether a sub-group must own its rows.
+struct bounds {
+    size_t limit, most;
+    bool subgroups;
+};
+
 // The best tile among those from `first` on that have as many rows; false with a note if there is
-// none. `limit` bounds its local memory, `most` its work-items.
+// none.
 static bool best_of_rows(int first, const struct cla_problem *p, const struct cla_caps *caps,
-                         size_t limit, size_t most, struct cla_tile *out,
-                         struct cla_notes *refusals)
+                         const struct bounds *b, struct cla_tile *out, struct cla_notes *refusals)
 {
     const int32_t rows = group_tiles[first].tile_q, decent = decent_chunk(p, caps);
     const int32_t least = rows >= DECENT_ROWS ? decent : 4;
@@ -277,14 +307,14 @@ static bool best_of_rows(int first, const struct cla_problem *p, const struct cl
     int32_t any_chunk = 0, any_sums = 0; // the largest so far, and of these the fewest sums
     for (int k = first; k < GROUP_TILES && group_tiles[k].tile_q == rows; k++) {
         const struct group_tile *g = &group_tiles[k];
-        if (!keys_suit(g, p))
+        if (!keys_suit(g, p) || (b->subgroups && !suits_subgroups(caps, g)))
             continue;
         if (!refused)
             refused = g;
-        const int32_t chunk = chunk_that_fits(g, p, least, limit);
-        if ((size_t)(g->items_q * g->items_k) > most || !chunk)
+        const int32_t chunk = chunk_that_fits(g, p, least, b->limit);
+        if ((size_t)(g->items_q * g->items_k) > b->most || !chunk)
             continue;
-        if (chunk >= decent && sums_of(g, p) <= SUMS_MOST) {
+        if (chunk >= decent && sums_of(g, p) <= sums_most(caps)) {
             *out = group_choice(g, chunk, p, caps);
             return true;
         }
@@ -309,10 +339,10 @@ static int next_rows(int k)
     return next;
 }
 
-static int rank_group(const struct cla_problem *p, const struct cla_caps *caps,
+static int rank_group(const struct cla_problem *p, const struct cla_caps *caps, bool subgroups,
                       struct cla_tile *out, int max, struct cla_notes *refusals)
 {
-    size_t limit = local_budget(p, caps), most = max_items(caps);
+    struct bounds b = {local_budget(p, caps), max_items(caps), subgroups};
     int n = 0;
     for (int k = 0, next = 0; k < GROUP_TILES && n < max; k = next) {
         const int32_t rows = group_tiles[k].tile_q;
@@ -325,21 +355,24 @@ static int rank_group(const struct cla_problem *p, const struct cla_caps *caps,
                      "compute units", who(p), (int)rows, (int)caps->compute_units);
             continue;
         }
-        if (!best_of_rows(k, p, caps, limit, most, &out[n], n == 0 ? refusals : NULL))
+        if (!best_of_rows(k, p, caps, &b, &out[n], n == 0 ? refusals : NULL))
             continue;
         // What takes its place if it fails asks for no more of anything.
-        limit = out[n].local_bytes;
-        most = (size_t)(out[n].items_q * out[n].items_k);
+        b.limit = out[n].local_bytes;
+        b.most = (size_t)(out[n].items_q * out[n].items_k);
         n++;
     }
     // Last the tile of one item: a driver may turn out to allow no more for a kernel with barriers.
-    if (n > 0 && n < max && most > 1) {
+    if (n > 0 && n < max && b.most > 1 && !subgroups) {
         const struct group_tile *g = &group_tiles[GROUP_TILES - 1];
-        const int32_t chunk = chunk_that_fits(g, p, 4, limit);
+        const int32_t chunk = chunk_that_fits(g, p, 4, b.limit);
         if (chunk)
             out[n++] = group_choice(g, chunk, p, caps);
     }
-    if (n == 0)
+    if (n == 0 && subgroups)
+        cla_note(refusals, "%s, subgroup shape: no tile with rows of a sub-group's size fits",
+                 who(p));
+    else if (n == 0)
         cla_note(refusals, "%s, group shape: no tile fits work-groups of %zu and %zu bytes of "
                  "local memory; the smallest needs 1 and %d", who(p), max_items(caps),
                  caps->local_bytes, (int)local_bytes(&group_tiles[GROUP_TILES - 1], 4, p));
@@ -450,16 +483,6 @@ int cla_tile_rank_few(const struct cla_problem *p, const struct cla_caps *caps,
 
 enum { SUBGROUP_KEYS = 128 };
 
-// Whether the items that share a row can be a sub-group, or a part of one. 8, 16 and 32 are the
-// sizes that most drivers take; devices' own sizes are multiples of 8 but for the smallest, whose
-// kernels fail their trial.
-static bool suits_subgroups(const struct cla_caps *caps, const struct cla_tile *t)
-{
-    return caps->subgroups == CLA_SUBGROUPS_REQUIRED
-               ? t->items_k == 8 || t->items_k == 16 || t->items_k == 32
-               : caps->subgroups == CLA_SUBGROUPS_SHUFFLE && t->items_k > 1 && t->items_k <= 8;
-}
-
 // Of the tiles of the group shape those that sub-groups can own whole rows of.
 static int rank_subgroup(const struct cla_problem *p, const struct cla_caps *caps,
                          struct cla_tile *out, int max, struct cla_notes *refusals)
@@ -473,21 +496,15 @@ static int rank_subgroup(const struct cla_problem *p, const struct cla_caps *cap
     struct cla_problem enough = *p;
     if (enough.max_len_kv < SUBGROUP_KEYS)
         enough.max_len_kv = SUBGROUP_KEYS;
-    const int n = rank_group(&enough, caps, out, max, refusals);
-    int kept = 0;
+    const int n = rank_group(&enough, caps, true, out, max, refusals);
     for (int k = 0; k < n; k++) {
-        if (!suits_subgroups(caps, &out[k]))
-            continue;
-        out[kept] = out[k];
-        struct cla_tile *t = &out[kept++];
+        struct cla_tile *t = &out[k];
         t->subgroups = caps->subgroups;
         const size_t used = strlen(t->reason);
         snprintf(t->reason + used, sizeof t->reason - used, ", a row in %d items of a sub-group",
                  (int)t->items_k);
     }
-    if (n > 0 && kept == 0)
-        cla_note(refusals, "%s, subgroup shape: no tile has rows of a sub-group's size", who(p));
-    return kept;
+    return n;
 }
 
 int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int32_t kernel,
@@ -496,21 +513,27 @@ int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int3
     switch (kernel) {
     case CLATTN_KERNEL_VECTOR: return rank_vector(p, caps, out, max, refusals);
     case CLATTN_KERNEL_SUBGROUP: return rank_subgroup(p, caps, out, max, refusals);
-    default: return rank_group(p, caps, out, max, refusals);
+    default: return rank_group(p, caps, false, out, max, refusals);
     }
 }
 
 // ---- of a given tile ---------------------------------------------------------------------------
 
+static struct group_tile group_of(const struct cla_tile *t)
+{
+    return (struct group_tile){t->tile_q, t->tile_k, t->items_q, t->items_k};
+}
+
 size_t cla_tile_group_bytes(const struct cla_problem *p, const struct cla_tile *t)
 {
-    const struct group_tile g = {t->tile_q, t->tile_k, t->items_q, t->items_k};
+    const struct group_tile g = group_of(t);
     return local_bytes(&g, t->chunk_d, p);
 }
 
 bool cla_tile_suits_subgroups(const struct cla_caps *caps, const struct cla_tile *t)
 {
-    return suits_subgroups(caps, t);
+    const struct group_tile g = group_of(t);
+    return caps->subgroups != CLA_SUBGROUPS_NONE && suits_subgroups(caps, &g);
 }
 
 bool cla_tile_leaves_idle(const struct cla_problem *p, const struct cla_caps *caps,

@@ -38,6 +38,8 @@ static inline struct cla_extent cla_bounds_of(const struct cla_problem *p)
 
 struct cla_tiled; // algo/tiled_ocl.h
 
+enum { CLA_PROGRAMS_NAME = 32 };
+
 struct cla_algo {
     int32_t id; // enum clattn_algo
     const char *name;
@@ -54,6 +56,10 @@ struct cla_algo {
                              const struct cla_problem *p, const struct cla_tile *tile,
                              struct cla_prepared **out, char *options, size_t options_size,
                              char *why, size_t why_size);
+    // The programs of what prepare() made, by bytes that name no others in this context. False
+    // where they have no such name just now. NULL = never.
+    bool (*identify)(clattn_context *ctx, const struct cla_prepared *prepared,
+                     unsigned char name[CLA_PROGRAMS_NAME]);
     // For what prepare() made and that failed its trial: builds anew, in place, what had come from
     // the program cache on disk. False where nothing had, or it doesn't build.
     bool (*renew)(clattn_context *ctx, struct cla_prepared *prepared, const char *options);
@@ -94,7 +100,8 @@ uint64_t cla_workspace_need(const clattn_context *ctx, const struct cla_algo *al
                             const struct cla_problem *p, const struct cla_prepared *prepared,
                             const struct cla_extent *e);
 
-// A tiny problem with every feature of `p`, run on `prepared` and compared with the reference.
+// A tiny problem with every feature of `p`, run on `prepared` and compared with the reference; once
+// for the same programs with the same features in one context.
 // CLATTN_ERR_SELF_TEST, with the worst element in `why`, where the numbers are wrong.
 clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
                         const struct cla_algo *algo, const struct cla_prepared *prepared,

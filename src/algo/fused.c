@@ -17,6 +17,7 @@ const struct cla_algo cla_algo_fused = {
     .tiled = &fused,
     .propose = cla_tiled_propose,
     .prepare = cla_tiled_prepare,
+    .identify = cla_tiled_identify,
     .renew = cla_tiled_renew,
     .release = cla_tiled_release,
     .run = cla_tiled_run,

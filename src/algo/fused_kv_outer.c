@@ -97,6 +97,7 @@ const struct cla_algo cla_algo_fused_kv_outer = {
     .tiled = &fused_kv_outer,
     .propose = cla_tiled_propose,
     .prepare = cla_tiled_prepare,
+    .identify = cla_tiled_identify,
     .renew = cla_tiled_renew,
     .release = cla_tiled_release,
     .workspace = workspace,

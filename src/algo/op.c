@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "call_memory.h"
-
 void cla_op_init(struct cla_op *op, clattn_context *ctx, const char *name, const char *file,
                  const char *kernel, void *data, size_t data_bytes, size_t args_bytes)
 {
@@ -17,13 +15,14 @@ void cla_op_init(struct cla_op *op, clattn_context *ctx, const char *name, const
     op->data = data;
     op->data_bytes = data_bytes;
     op->args_bytes = args_bytes;
+    cla_facts_begin(&op->facts, cla_context_mem_facts(ctx), ctx);
 }
 
 // ---- buffers -----------------------------------------------------------------------------------
 
-static struct cla_checker checker(const struct cla_op *op)
+static struct cla_checker checker(struct cla_op *op)
 {
-    return (struct cla_checker){NULL, &op->ctx->log, cla_context_mem_facts(op->ctx), op->ctx};
+    return (struct cla_checker){NULL, &op->ctx->log, cla_facts_fn(&op->facts), &op->facts};
 }
 
 static void add(struct cla_op *op, const char *name, const clattn_buf *buf, size_t end_bytes,
@@ -142,14 +141,14 @@ void cla_op_interleave(struct cla_op *op, int a, int b)
     op->no_fallback = true; // a range that two maps would write
 }
 
-clattn_status cla_op_check_overlaps(const struct cla_op *op)
+clattn_status cla_op_check_overlaps(struct cla_op *op)
 {
-    const cla_mem_fn facts = cla_context_mem_facts(op->ctx);
+    const cla_mem_fn facts = cla_facts_fn(&op->facts);
     for (int i = 0; i < op->num_bufs; i++) {
         const struct cla_buf_range a = {op->bufs[i].name, &op->buf[i], op->bufs[i].end_bytes};
         for (int k = 0; op->bufs[i].output && k < op->num_bufs; k++) {
             const struct cla_buf_range b = {op->bufs[k].name, &op->buf[k], op->bufs[k].end_bytes};
-            if (k != i && k != op->woven_with[i] && cla_ranges_overlap(&a, &b, facts, op->ctx))
+            if (k != i && k != op->woven_with[i] && cla_ranges_overlap(&a, &b, facts, &op->facts))
                 return cla_fail(&op->ctx->log, CLATTN_ERR_OVERLAP,
                                 "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", a.name,
                                 a.buf->offset_bytes, a.end_bytes, b.name, b.buf->offset_bytes,

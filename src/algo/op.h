@@ -6,6 +6,7 @@
 
 #include "abi.h"
 #include "algo/algo.h"
+#include "call_memory.h"
 
 // What an operation does with a buffer.
 enum cla_op_role {
@@ -36,6 +37,7 @@ struct cla_op {
     int64_t dim[CLA_WORK_BUFS];                   // elements of such a row
     int same_as[CLA_WORK_BUFS];                   // the output that this buffer is, or -1
     int woven_with[CLA_WORK_BUFS];                // the output it interleaves with, or -1
+    struct cla_facts facts;                       // of the buffers so far
 };
 
 // Begins an operation without buffers.
@@ -61,7 +63,7 @@ void cla_op_same(struct cla_op *op, int in, int out);
 void cla_op_interleave(struct cla_op *op, int a, int b);
 
 // That no output overlaps another buffer. Logs what is wrong.
-clattn_status cla_op_check_overlaps(const struct cla_op *op);
+clattn_status cla_op_check_overlaps(struct cla_op *op);
 
 // Values of a buffer of int32 that lies in host memory, where they can be checked; else NULL.
 const int32_t *cla_op_host_ints(const clattn_buf *buf);

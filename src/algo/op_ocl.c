@@ -26,8 +26,12 @@ static int32_t items_of(const struct cla_caps *caps)
 static clattn_status prepare(struct cla_op *op, const struct cla_kernels **kernels)
 {
     char options[160];
-    snprintf(options, sizeof options, "-cl-std=CL1.2 -w %s -DITEMS=%d", op->options,
-             (int)items_of(&op->ctx->caps));
+    const struct cla_caps *caps = &op->ctx->caps;
+    const int n = snprintf(options, sizeof options, "-cl-std=CL1.2 -w %s -DITEMS=%d", op->options,
+                           (int)items_of(caps));
+    if (cla_caps_lanes(caps))
+        snprintf(options + n, sizeof options - (size_t)n, " -DSUBGROUP_LANES=%d",
+                 (int)cla_caps_lanes(caps));
     *kernels = NULL;
     const clattn_status st = cla_ocl_function(
         op->ctx, op->file, op->kernel, options,

@@ -23,6 +23,10 @@ struct cla_softmax_shape cla_softmax_shape(const struct cla_caps *caps, int32_t 
 void cla_softmax_parts(const struct cla_softmax_shape *shape, int64_t rows, int64_t len,
                        int32_t *parts, int64_t *part_len);
 
+// The options that its kernels are built with.
+void cla_softmax_options(const struct cla_softmax *s, const struct cla_softmax_shape *shape,
+                         const struct cla_caps *caps, char *options, size_t size);
+
 // Without OpenCL these say so.
 clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax *s,
                                   struct cla_softmax_kernels **out);

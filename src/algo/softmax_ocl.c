@@ -284,6 +284,16 @@ static clattn_status make_and_try(clattn_context *ctx, const struct cla_softmax 
     return st == CLATTN_OK ? trials(ctx, s, k) : st;
 }
 
+void cla_softmax_options(const struct cla_softmax *s, const struct cla_softmax_shape *shape,
+                         const struct cla_caps *caps, char *options, size_t size)
+{
+    snprintf(options, size,
+             "-cl-std=CL1.2 -w -DDTYPE_X=%d -DDTYPE_Y=%d -DSOFTMAX_ALGO=%d -DW=%d -DITEMS=%d%s",
+             (int)s->dtype_x, (int)s->dtype_y, (int)s->algo, (int)shape->width, (int)shape->items,
+             // CPU drivers compile with clang and know its store; others may not.
+             cla_caps_vector_shape(caps) ? " -DHAS_STREAM" : "");
+}
+
 clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax *s,
                                   struct cla_softmax_kernels **out)
 {
@@ -294,12 +304,7 @@ clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax 
     if (!k)
         return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for softmax kernels");
     k->shape = cla_softmax_shape(&ctx->caps, s->kernel);
-    snprintf(options, sizeof options,
-             "-cl-std=CL1.2 -w -DDTYPE_X=%d -DDTYPE_Y=%d -DSOFTMAX_ALGO=%d -DW=%d -DITEMS=%d%s",
-             (int)s->dtype_x, (int)s->dtype_y, (int)s->algo, (int)k->shape.width,
-             (int)k->shape.items,
-             // CPU drivers compile with clang and know its store; others may not.
-             cla_caps_vector_shape(&ctx->caps) ? " -DHAS_STREAM" : "");
+    cla_softmax_options(s, &k->shape, &ctx->caps, options, sizeof options);
     CLA_TRY(cla_ocl_build(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &program));
     st = make_and_try(ctx, s, program, k);
     // The fault may be in what was kept on disk.

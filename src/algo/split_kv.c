@@ -191,6 +191,7 @@ const struct cla_algo cla_algo_split_kv = {
     .tiled = &split_kv,
     .propose = propose,
     .prepare = cla_tiled_prepare,
+    .identify = cla_tiled_identify,
     .renew = cla_tiled_renew,
     .release = cla_tiled_release,
     .workspace = workspace,

@@ -63,8 +63,8 @@ int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
 // ---- build -------------------------------------------------------------------------------------
 
 // Numbers only, so that no caller's text ever reaches the compiler.
-static void build_options(const struct cla_problem *p, const struct cla_tile *t,
-                          const struct cla_caps *caps, char *options, size_t size)
+void cla_tiled_options(const struct cla_problem *p, const struct cla_tile *t,
+                       const struct cla_caps *caps, char *options, size_t size)
 {
     const bool general = p->mask || p->bias || p->alibi || p->softcap;
     const bool window = p->causal || p->window;
@@ -83,11 +83,13 @@ static void build_options(const struct cla_problem *p, const struct cla_tile *t,
         snprintf(options + n, size - (size_t)n, " -DW=%d -DQV=%d -DRK=%d -DRD=%d%s", (int)t->width,
                  (int)t->vecs_q, (int)t->block_k, (int)t->block_d, prefetch);
     else
-        snprintf(options + n, size - (size_t)n,
-                 " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d "
-                 "-DSUBGROUPS=%d",
-                 (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
-                 p->max_len_kv > CLA_LONG_ROWS_KEYS, (int)t->subgroups);
+        n += snprintf(options + n, size - (size_t)n,
+                      " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d "
+                      "-DSUBGROUPS=%d",
+                      (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
+                      p->max_len_kv > CLA_LONG_ROWS_KEYS, (int)t->subgroups);
+    if (cla_caps_lanes(caps))
+        snprintf(options + n, size - (size_t)n, " -DSUBGROUP_LANES=%d", (int)cla_caps_lanes(caps));
 }
 
 static clattn_status check_limits(clattn_context *ctx, const struct cla_kernels *kernels,
@@ -133,6 +135,7 @@ static clattn_status make_kernels(clattn_context *ctx, struct cla_prepared *prep
     clattn_status st = CLATTN_OK;
     cl_program program = NULL;
     const struct cla_tiled_kernel *k = kernels_of(prepared);
+    prepared->rebuilds = cla_programs_rebuild_count(ctx->ocl->programs);
     for (int i = 0; i < CLA_TILED_KERNELS && k[i].file; i++) {
         if (anew) {
             CLA_TRY(cla_ocl_rebuild(ctx, k[i].file, options, CLATTN_LOG_WARN, &program));
@@ -150,6 +153,21 @@ done:
     if (program)
         ctx->ocl->cl->ReleaseProgram(program);
     return st;
+}
+
+// Handles name programs as long as none was replaced, which would leave its handle to another.
+bool cla_tiled_identify(clattn_context *ctx, const struct cla_prepared *prepared,
+                        unsigned char name[CLA_PROGRAMS_NAME])
+{
+    _Static_assert(sizeof(uint64_t) + CLA_TILED_KERNELS * sizeof(cl_program) <= CLA_PROGRAMS_NAME,
+                   "room for all handles");
+    memset(name, 0, CLA_PROGRAMS_NAME);
+    memcpy(name, &prepared->rebuilds, sizeof prepared->rebuilds);
+    for (int i = 0; i < CLA_TILED_KERNELS && prepared->kernels[i]; i++) {
+        const cl_program program = cla_kernels_program(prepared->kernels[i]);
+        memcpy(name + sizeof(uint64_t) + (size_t)i * sizeof program, &program, sizeof program);
+    }
+    return cla_programs_rebuild_count(ctx->ocl->programs) == prepared->rebuilds;
 }
 
 bool cla_tiled_renew(clattn_context *ctx, struct cla_prepared *prepared, const char *options)
@@ -175,7 +193,7 @@ clattn_status cla_tiled_prepare(clattn_context *ctx, const struct cla_algo *self
         return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a prepared kernel");
     prepared->algo = self;
     prepared->tile = *tile;
-    build_options(p, tile, &ctx->caps, options, options_size);
+    cla_tiled_options(p, tile, &ctx->caps, options, options_size);
     clattn_status st = CLATTN_OK;
     if (self->tiled->prepare_more)
         st = self->tiled->prepare_more(ctx, p, prepared, why, why_size);

@@ -40,12 +40,17 @@ struct cla_prepared {
     const struct cla_algo *algo;
     struct cla_tile tile;
     struct cla_kernels *kernels[CLA_TILED_KERNELS];
+    uint64_t rebuilds; // cla_programs_rebuild_count() before there were kernels
     void *more;
 };
 
 // Whether kernels can be compiled for the device at all; a note where not.
 bool cla_tiled_compiles(const struct cla_algo *self, const struct cla_caps *caps,
                         struct cla_notes *refusals);
+
+// The options that the kernels of a tile are built with.
+void cla_tiled_options(const struct cla_problem *p, const struct cla_tile *t,
+                       const struct cla_caps *caps, char *options, size_t size);
 
 // The members of struct cla_algo.
 int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
@@ -55,6 +60,8 @@ clattn_status cla_tiled_prepare(clattn_context *ctx, const struct cla_algo *self
                                 const struct cla_problem *p, const struct cla_tile *tile,
                                 struct cla_prepared **out, char *options, size_t options_size,
                                 char *why, size_t why_size);
+bool cla_tiled_identify(clattn_context *ctx, const struct cla_prepared *prepared,
+                        unsigned char name[CLA_PROGRAMS_NAME]);
 bool cla_tiled_renew(clattn_context *ctx, struct cla_prepared *prepared, const char *options);
 void cla_tiled_release(struct cla_prepared *prepared);
 clattn_status cla_tiled_run(clattn_context *ctx, const struct cla_problem *p,

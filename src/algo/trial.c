@@ -205,12 +205,40 @@ static bool equal(const void *got, const void *want, size_t n, int32_t dtype, co
     return true;
 }
 
+// What decides how a trial goes.
+struct trial_key {
+    unsigned char programs[CLA_PROGRAMS_NAME];
+    const struct cla_algo *algo;
+    unsigned char problem[offsetof(struct cla_problem, no_fallback)];
+    unsigned char tile[offsetof(struct cla_tile, reason)];
+};
+
+// Bounds and the number of heads are not of the trial's making. Bytes between the members that
+// differ cost no more than another trial.
+static bool make_key(clattn_context *ctx, const struct cla_problem *p, const struct cla_algo *algo,
+                     const struct cla_prepared *prepared, const struct cla_tile *tile,
+                     struct trial_key *key)
+{
+    struct cla_problem same = *p;
+    same.max_batch = same.max_len_q = same.max_len_kv = 0;
+    same.heads_q = same.heads_kv = 0;
+    memset(key, 0, sizeof *key);
+    key->algo = algo;
+    memcpy(key->problem, &same, sizeof key->problem);
+    memcpy(key->tile, tile, sizeof key->tile);
+    return algo->identify && algo->identify(ctx, prepared, key->programs);
+}
+
 clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
                         const struct cla_algo *algo, const struct cla_prepared *prepared,
                         const struct cla_tile *tile, char *why, size_t why_size)
 {
     clattn_status st = CLATTN_OK;
     struct trial t;
+    struct trial_key key;
+    const bool has_key = make_key(ctx, p, algo, prepared, tile, &key);
+    if (has_key && cla_context_knows(ctx, &key, sizeof key))
+        return CLATTN_OK;
     memset(&t, 0, sizeof t);
     // One whole key tile and a ragged one.
     if (!make(&t, p, tile->tile_k + 3))
@@ -226,6 +254,8 @@ clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
     if (!equal(t.o, t.mem.o, t.rows * (size_t)p->dim_v, p->dtype_o, "o", why, why_size) ||
         (p->lse && !equal(t.lse, t.mem.lse, t.rows, CLATTN_DTYPE_F32, "lse", why, why_size)))
         st = CLATTN_ERR_SELF_TEST;
+    else if (has_key)
+        cla_context_learn(ctx, &key, sizeof key);
 done:
     free(t.memory);
     return st;

@@ -33,6 +33,7 @@ const struct cla_algo cla_algo_two_loop = {
     .tiled = &two_loop,
     .propose = cla_tiled_propose,
     .prepare = cla_tiled_prepare,
+    .identify = cla_tiled_identify,
     .renew = cla_tiled_renew,
     .release = cla_tiled_release,
     .bytes = bytes,

@@ -10,6 +10,7 @@
 
 // Names that the OpenCL 1.2 header lacks.
 #define DEVICE_MAX_NUM_SUB_GROUPS 0x105C
+#define DEVICE_SUB_GROUP_SIZES 0x4108 // of cl_intel_required_subgroup_size
 #define PLATFORM_NOT_FOUND_KHR (-1001)
 
 // One device being asked. A fact that cannot be had is 0, with a debug line.
@@ -126,6 +127,20 @@ static bool version_at_least(const char *version, int major, int minor)
     return a > major || (a == major && b >= minor);
 }
 
+// Sizes of sub-groups that a kernel can ask for. One below 8 would leave most of a row's items to
+// other sub-groups.
+static int32_t smallest_subgroup(const struct query *q)
+{
+    size_t sizes[16] = {0}, bytes = 0, least = 0;
+    if (q->cl->GetDeviceInfo(q->device, DEVICE_SUB_GROUP_SIZES, sizeof sizes, sizes, &bytes) !=
+        CL_SUCCESS)
+        return 0;
+    for (size_t i = 0; i < bytes / sizeof sizes[0]; i++)
+        if (sizes[i] >= 8 && (least == 0 || sizes[i] < least))
+            least = sizes[i];
+    return least <= 64 ? (int32_t)least : 0;
+}
+
 static void fill_extensions(const struct query *q, struct cla_caps *caps)
 {
     char *list = get_text(q, NULL, CL_DEVICE_EXTENSIONS, "CL_DEVICE_EXTENSIONS");
@@ -138,6 +153,8 @@ static void fill_extensions(const struct query *q, struct cla_caps *caps)
         else if (caps->has_subgroups && (has_word(list, "cl_khr_subgroup_shuffle") ||
                                          has_word(list, "cl_intel_subgroups")))
             caps->subgroups = CLA_SUBGROUPS_SHUFFLE;
+        if (caps->subgroups == CLA_SUBGROUPS_REQUIRED)
+            caps->subgroup_size = smallest_subgroup(q);
         free(list);
     }
     // Core since 2.1, and optional again in 3.0, where 0 says that there are none.

@@ -107,6 +107,11 @@ void cla_kernels_destroy(struct cla_kernels **kernels)
     *kernels = NULL;
 }
 
+cl_program cla_kernels_program(const struct cla_kernels *k)
+{
+    return k->program;
+}
+
 clattn_status cla_kernels_limits(const struct cla_kernels *k, cl_device_id device,
                                  size_t *max_group, size_t *local_bytes)
 {

@@ -21,6 +21,9 @@ struct cla_arg {
     const void *value; // NULL = an absent buffer
 };
 
+// The program that they are of, which they keep.
+cl_program cla_kernels_program(const struct cla_kernels *k);
+
 // Work-group figures of the compiled kernel.
 clattn_status cla_kernels_limits(const struct cla_kernels *k, cl_device_id device,
                                  size_t *max_group, size_t *local_bytes);

@@ -28,7 +28,7 @@ struct cla_programs {
     cl_context context;
     cl_device_id device;
     const struct cla_cache *cache; // NULL = programs are not kept on disk
-    atomic_uint_least64_t builds;
+    atomic_uint_least64_t builds, rebuilds;
     struct cla_mutex *mutex; // guards the list and `users`; never held over a driver call
     struct entry *entries;
 };
@@ -83,6 +83,7 @@ clattn_status cla_programs_create(const struct cla_cl *cl, cl_context context, c
     p->cache = cache;
     p->mutex = mutex;
     atomic_init(&p->builds, 0);
+    atomic_init(&p->rebuilds, 0);
     *out = p;
     return CLATTN_OK;
 }
@@ -379,6 +380,7 @@ static clattn_status get(struct cla_programs *p, const char *name, const char *t
     if (again && e->program && e->from_disk) {
         const struct cla_cache_key key = key_of(e);
         cla_cache_remove(p->cache, &key);
+        atomic_fetch_add(&p->rebuilds, 1); // before the handle can be another program's
         p->cl->ReleaseProgram(e->program);
         e->from_disk = false;
         compile(p, e, &r);
@@ -416,4 +418,9 @@ clattn_status cla_programs_rebuild(struct cla_programs *p, const char *name, con
 uint64_t cla_programs_build_count(const struct cla_programs *p)
 {
     return atomic_load(&p->builds);
+}
+
+uint64_t cla_programs_rebuild_count(const struct cla_programs *p)
+{
+    return atomic_load(&p->rebuilds);
 }

@@ -31,4 +31,8 @@ clattn_status cla_programs_rebuild(struct cla_programs *p, const char *name, con
 // Builds from source so far, failed ones included. What came from disk is none.
 uint64_t cla_programs_build_count(const struct cla_programs *p);
 
+// Programs that cla_programs_rebuild() replaced. While this stands still, none that
+// cla_programs_get() gave has gone, and so no other one has its handle.
+uint64_t cla_programs_rebuild_count(const struct cla_programs *p);
+
 #endif // CLA_OCL_PROGRAM_H

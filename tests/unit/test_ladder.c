@@ -27,7 +27,8 @@ struct step {
 enum { STEPS_MAX = 16 };
 static struct {
     struct step step[STEPS_MAX];
-    int prepared, released, held;
+    int prepared, released, held, runs;
+    unsigned char name; // of all programs; 0 = they have none
 } script;
 
 struct cla_prepared {
@@ -68,6 +69,7 @@ static clattn_status fake_run(clattn_context *ctx, const struct cla_problem *p,
                               const struct cla_prepared *prepared, const struct cla_call *call)
 {
     (void)ctx;
+    script.runs++;
     if (prepared->step.run != CLATTN_OK)
         return prepared->step.run;
     const struct cla_host_mem mem = {.q = call->q.buf.ptr, .k = call->k.buf.ptr,
@@ -78,9 +80,18 @@ static clattn_status fake_run(clattn_context *ctx, const struct cla_problem *p,
     return st;
 }
 
+static bool fake_identify(clattn_context *ctx, const struct cla_prepared *prepared,
+                          unsigned char name[CLA_PROGRAMS_NAME])
+{
+    (void)ctx;
+    (void)prepared;
+    memset(name, script.name, CLA_PROGRAMS_NAME);
+    return script.name != 0;
+}
+
 static const struct cla_algo fake = {.id = CLATTN_ALGO_FUSED, .name = "fake",
-                                     .prepare = fake_prepare, .release = fake_release,
-                                     .run = fake_run};
+                                     .prepare = fake_prepare, .identify = fake_identify,
+                                     .release = fake_release, .run = fake_run};
 
 // ---- a plan on it ------------------------------------------------------------------------------
 
@@ -304,6 +315,58 @@ static void test_figures_that_lie_are_not_believed(void **state)
     ctx->caps = own;
 }
 
+// Trials of a plan whose programs have this name; with `fault` the first choice is wrong.
+static int trials(unsigned char name, float fault, void (*change)(void))
+{
+    set_up_plan(CLATTN_ALGO_FUSED);
+    script.name = name;
+    script.step[0].error = fault;
+    if (change)
+        change();
+    assert_int_equal(cla_plan_prepare(plan, &ranking), CLATTN_OK);
+    return script.runs;
+}
+
+static void other_bounds(void)
+{
+    plan->problem.max_len_kv = plan->problem.max_len_q = 77;
+}
+
+static void another_feature(void)
+{
+    plan->problem.lse = true;
+}
+
+static void another_mask(void)
+{
+    plan->problem.causal = true;
+}
+
+static void another_tile(void)
+{
+    ranking.choice[0].tile.tile_k /= 2;
+}
+
+static void test_a_trial_is_passed_once(void **state)
+{
+    (void)state;
+    static void (*const changes[])(void) = {another_feature, another_mask, another_tile};
+    assert_int_equal(trials(1, 0.0f, NULL), 1);
+    assert_int_equal(trials(1, 1.0f, NULL), 0); // it would have failed
+    assert_int_equal(trials(1, 1.0f, other_bounds), 0);
+    for (int n = 0; n < 3; n++) {
+        assert_int_equal(trials(1, 0.0f, changes[n]), 1);
+        assert_int_equal(trials(1, 0.0f, changes[n]), 0);
+    }
+    // Other programs; and what failed, which the next plan tries again.
+    assert_int_equal(trials(2, 1.0f, NULL), 2);
+    assert_int_equal(trials(2, 0.0f, NULL), 1);
+    assert_int_equal(trials(2, 1.0f, NULL), 0);
+    // Without a name nothing is remembered.
+    assert_int_equal(trials(0, 0.0f, NULL), 1);
+    assert_int_equal(trials(0, 0.0f, NULL), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -314,6 +377,7 @@ int main(void)
         cmocka_unit_test(test_a_forced_algorithm_gives_its_last_failure),
         cmocka_unit_test(test_some_failures_end_the_search),
         cmocka_unit_test(test_figures_that_lie_are_not_believed),
+        cmocka_unit_test(test_a_trial_is_passed_once),
     };
     return cmocka_run_group_tests_name("ladder", tests, set_up, tear_down);
 }

@@ -47,15 +47,15 @@ struct golden {
 static const struct golden gpu_64k[DIMS] = {
     {64, 32, 32, 8, 16, 18960}, {64, 32, 32, 8, 32, 25104}, {64, 32, 32, 8, 32, 25104},
     {64, 32, 32, 8, 40, 28176}, {64, 32, 32, 8, 48, 31248}, {64, 32, 32, 8, 32, 25104},
-    {64, 32, 32, 8, 48, 31248}, {32, 32, 16, 8, 64, 23056}, {16, 32, 16, 8, 80, 18960},
+    {64, 32, 32, 8, 48, 31248}, {32, 32, 16, 8, 64, 23056}, {32, 32, 32, 8, 80, 27152},
     {16, 32, 16, 8, 128, 28176}, {16, 32, 16, 8, 144, 31248},
 };
 // Data Center Max: half of 128 KiB.
 static const struct golden gpu_128k[DIMS] = {
     {64, 32, 32, 8, 16, 18960}, {64, 32, 32, 8, 32, 25104}, {64, 32, 32, 8, 64, 37392},
     {64, 32, 32, 8, 80, 43536}, {64, 32, 32, 8, 96, 49680}, {64, 32, 32, 8, 128, 61968},
-    {64, 32, 32, 8, 96, 49680}, {64, 32, 32, 8, 128, 61968}, {32, 64, 16, 16, 80, 43024},
-    {32, 64, 16, 16, 128, 61456}, {16, 64, 16, 16, 144, 52752},
+    {64, 32, 32, 8, 96, 49680}, {64, 32, 32, 8, 128, 61968}, {64, 32, 64, 8, 80, 43536},
+    {64, 32, 64, 8, 128, 61968}, {16, 64, 16, 16, 144, 52752},
 };
 // NVIDIA: half of 48 KiB.
 static const struct golden gpu_48k[DIMS] = {
@@ -103,7 +103,7 @@ static const struct golden tiny[DIMS] = {
 static const struct golden gpu_64k_long[DIMS] = {
     {64, 32, 32, 8, 16, 18960}, {64, 32, 32, 8, 32, 25104}, {64, 32, 32, 8, 32, 25104},
     {64, 32, 32, 8, 40, 28176}, {64, 32, 32, 8, 48, 31248}, {64, 32, 32, 8, 32, 25104},
-    {32, 64, 16, 16, 48, 30736}, {16, 32, 16, 8, 128, 28176}, {16, 64, 16, 16, 80, 32272},
+    {32, 64, 16, 16, 48, 30736}, {32, 32, 32, 8, 64, 23056}, {16, 64, 16, 16, 80, 32272},
     {16, 32, 16, 8, 128, 28176}, {16, 32, 16, 8, 144, 31248},
 };
 
@@ -146,6 +146,42 @@ static void test_golden_group(void **state)
             expect_golden(&planner_devices[d], golden_of[d], 4096);
     }
     expect_golden(&planner_devices[DEV_RDNA3], gpu_64k_long, INT32_MAX);
+}
+
+// With sub-groups: rows of the smallest size that the device has, whose items have 128 registers.
+static void test_golden_subgroup(void **state)
+{
+    (void)state;
+    static const struct {
+        int device;
+        int32_t size, dim, len;
+        struct golden g;
+    } want[] = {
+        {DEV_ARC, 8, 64, 4096, {64, 32, 32, 8, 32, 25104}},
+        {DEV_ARC, 8, 128, 4096, {64, 32, 64, 8, 32, 25104}},
+        {DEV_ARC, 8, 256, 4096, {32, 32, 32, 8, 64, 23056}},
+        {DEV_ARC, 8, 128, INT32_MAX, {64, 32, 64, 8, 32, 25104}},
+        {DEV_XE_LP, 8, 128, 4096, {64, 32, 64, 8, 32, 25104}},
+        {DEV_XE_HPC, 16, 64, 4096, {32, 64, 16, 16, 64, 36880}},
+        {DEV_XE_HPC, 16, 128, 4096, {32, 64, 16, 16, 128, 61456}},
+        {DEV_XE_HPC, 16, 256, 4096, {32, 64, 32, 16, 128, 61456}},
+    };
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct cla_caps c = planner_devices[want[i].device];
+        struct cla_problem p = problem(want[i].dim, want[i].len, 1);
+        const struct golden *g = &want[i].g;
+        struct cla_tile t[TILES_MAX];
+        p.max_len_kv = want[i].len;
+        c.subgroups = CLA_SUBGROUPS_REQUIRED;
+        c.subgroup_size = want[i].size;
+        const int n = rank(&p, &c, CLATTN_KERNEL_SUBGROUP, t);
+        if (n < 1 || t[0].tile_q != g->tile_q || t[0].tile_k != g->tile_k ||
+            t[0].items_q != g->items_q || t[0].items_k != g->items_k ||
+            t[0].chunk_d != g->chunk_d || t[0].local_bytes != g->local_bytes)
+            fail_msg("%s, dim %d: %s", c.name, (int)p.dim_v, n ? t[0].reason : "nothing");
+        for (int k = 0; k < n; k++)
+            assert_int_equal(t[k].items_k, want[i].size);
+    }
 }
 
 // The first choice of the vector shape: rows and keys. V of a tile takes 32 KiB at most, and 16
@@ -566,6 +602,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_group),
+        cmocka_unit_test(test_golden_subgroup),
         cmocka_unit_test(test_golden_vector),
         cmocka_unit_test(test_vector_tiles_suit_the_processor),
         cmocka_unit_test(test_vector_shape_by_facts),
