@@ -7,6 +7,7 @@
 
 #include "call_memory.h"
 #include "host/host.h"
+#include "tile_check.h"
 
 // ---- plan --------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ static clattn_status choose(clattn_plan *plan)
     struct cla_ranking *ranking = malloc(sizeof *ranking);
     if (!ranking)
         return cla_fail(&plan->ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to plan");
-    cla_plan_rank(&plan->problem, &plan->ctx->caps, ranking);
+    cla_plan_rank_tuned(&plan->problem, &plan->ctx->caps, plan->ctx->tune, ranking);
     const clattn_status st = cla_plan_prepare(plan, ranking);
     free(ranking);
     return st;
@@ -298,6 +299,7 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
     snprintf(i.build_options, sizeof i.build_options, "%s", plan->options);
     i.bytes_moved = bytes_moved(plan);
     i.num_splits = num_splits(plan);
+    i.tile = cla_tile_named(t);
     memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
     return CLATTN_OK;
 }

@@ -11,6 +11,7 @@
 #include "device_rank.h"
 #include "host/host.h"
 #include "problem.h"
+#include "tune.h"
 
 // ---- descriptions ------------------------------------------------------------------------------
 
@@ -80,7 +81,8 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
         return st;
     cla_log_init(log, out->log, out->log_user, out->log_level ? out->log_level : CLATTN_LOG_WARN);
     const uint32_t known = CLATTN_CONTEXT_NO_OPENCL | CLATTN_CONTEXT_NO_SELF_TEST |
-                           CLATTN_CONTEXT_NO_CACHE | CLATTN_CONTEXT_NO_LOCAL_MEMORY;
+                           CLATTN_CONTEXT_NO_CACHE | CLATTN_CONTEXT_NO_LOCAL_MEMORY |
+                           CLATTN_CONTEXT_NO_TUNING;
     if (out->flags & ~known)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "flags has unknown bits 0x%x",
                         (unsigned)(out->flags & ~known));
@@ -94,6 +96,9 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
                         "max_local_bytes is %zu, but CLATTN_CONTEXT_NO_LOCAL_MEMORY is in flags",
                         out->max_local_bytes);
+    if (out->tune_file && (out->flags & CLATTN_CONTEXT_NO_TUNING))
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "tune_file is given, but CLATTN_CONTEXT_NO_TUNING is in flags");
     return ceilings_from_env(out, log);
 }
 
@@ -309,6 +314,8 @@ clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **o
     ctx->kernel_dir = copy_text(d->kernel_dir, &failed);
     ctx->cache_dir = copy_text(d->cache_dir, &failed);
     ctx->cache_max_bytes = d->cache_max_bytes;
+    ctx->tune_file = copy_text(d->tune_file, &failed);
+    ctx->no_tuning = (d->flags & CLATTN_CONTEXT_NO_TUNING) != 0;
     ctx->no_cache = (d->flags & CLATTN_CONTEXT_NO_CACHE) != 0;
     if (!ctx->mutex || !ctx->map_mutex || failed) {
         clattn_context_destroy(&ctx);
@@ -454,6 +461,10 @@ void clattn_context_destroy(clattn_context **pctx)
         cla_mutex_destroy(ctx->map_mutex);
     free(ctx->kernel_dir);
     free(ctx->cache_dir);
+    free(ctx->tune_file);
+    if (ctx->tune)
+        cla_tune_free(ctx->tune);
+    free(ctx->tune);
     free(ctx);
 }
 

@@ -10,6 +10,7 @@
 #include "util/os.h"
 
 struct cla_ocl; // context_ocl.h
+struct cla_tune; // tune.h
 
 struct clattn_context {
     struct cla_log log;
@@ -21,6 +22,9 @@ struct clattn_context {
     char *cache_dir;     // NULL = the default
     size_t cache_max_bytes; // 0 = the default
     bool no_cache;
+    char *tune_file;     // NULL = the default
+    bool no_tuning;
+    struct cla_tune *tune; // measured tiles of this device; NULL = none
     struct cla_ocl *ocl; // NULL for the built-in CPU path
     struct cla_mutex *map_mutex; // held while the CPU path works on mapped buffers
     struct cla_mutex *mutex;     // guards what follows
@@ -59,6 +63,9 @@ clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t ind
 
 // A kernel with a barrier, 64-bit arithmetic and the argument block, whose answer is checked.
 clattn_status cla_ocl_self_test(clattn_context *ctx);
+
+// Fills ctx->tune. What is wrong with a file is logged, and no failure.
+clattn_status cla_context_load_tuning(clattn_context *ctx);
 
 // NULL-safe.
 void cla_ocl_close(struct cla_ocl **ocl);

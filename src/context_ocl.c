@@ -77,6 +77,7 @@ static clattn_status finish_open(clattn_context *ctx, cl_command_queue queue)
     const bool keep = !(ctx->caps.quirks & CLA_QUIRK_OWN_CACHE);
     CLA_TRY(cla_programs_create(ocl->cl, ocl->context, ocl->device, keep ? ocl->cache : NULL, log,
                                 &ocl->programs));
+    CLA_TRY(cla_context_load_tuning(ctx));
 done:
     return st;
 }

@@ -7,6 +7,7 @@
 #include "algo/softmax.h"
 #include "attention.h"
 #include "clattn/kv.h"
+#include "clattn/tune.h"
 #include "context.h"
 
 static clattn_status none(const struct cla_log *log)
@@ -41,6 +42,32 @@ clattn_status cla_ocl_self_test(clattn_context *ctx)
 void cla_ocl_close(struct cla_ocl **ocl)
 {
     (void)ocl;
+}
+
+clattn_status clattn_tune_path(char *path, size_t size)
+{
+    if (!path || !size)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    path[0] = '\0';
+    return CLATTN_ERR_NO_OPENCL;
+}
+
+clattn_status clattn_tune_read(clattn_context *ctx, const char *path,
+                               const clattn_attention_desc *desc, clattn_tuning *out)
+{
+    (void)path;
+    (void)desc;
+    (void)out;
+    return ctx ? none(&ctx->log) : CLATTN_ERR_INVALID_ARGUMENT;
+}
+
+clattn_status clattn_tune_write(clattn_context *ctx, const char *path,
+                                const clattn_attention_desc *desc, double ratio)
+{
+    (void)path;
+    (void)desc;
+    (void)ratio;
+    return ctx ? none(&ctx->log) : CLATTN_ERR_INVALID_ARGUMENT;
 }
 
 uint64_t cla_ocl_build_count(const struct cla_ocl *ocl)

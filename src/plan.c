@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan.h"
 
+#include <stdio.h>
 #include <string.h>
+
+#include "tile_check.h"
 
 // Why this algorithm may not be used here whatever it could do; NULL if it may.
 static const char *barred(const struct cla_algo *algo, const struct cla_problem *p,
@@ -28,8 +31,101 @@ static const char *lacking(const struct cla_algo *algo, const struct cla_problem
     return NULL;
 }
 
+// ---- given and measured tiles ------------------------------------------------------------------
+
+// The caller's tile alone, where the algorithm has something of its shape to propose at all.
+static int propose_given(const struct cla_algo *algo, const struct cla_problem *p,
+                         const struct cla_caps *caps, struct cla_tile *out,
+                         struct cla_notes *refusals)
+{
+    struct cla_tile tiles[CLA_CHOICES_MAX], given;
+    struct cla_problem shape = *p;
+    char why[160];
+    shape.kernel = p->tile.kernel;
+    memset(&shape.tile, 0, sizeof shape.tile);
+    if (!algo->propose(algo, &shape, caps, tiles, CLA_CHOICES_MAX, refusals))
+        return 0;
+    if (!cla_tile_check(p, caps, &p->tile, &given, why, sizeof why)) {
+        cla_note(refusals, "%s, the given tile: %s", algo->name, why);
+        return 0;
+    }
+    *out = given;
+    snprintf(out->reason, sizeof out->reason, "given: %.150s", given.reason);
+    return 1;
+}
+
+// The measured tile for a problem as a tile of the device; false, with a note where there is one
+// that cannot be had.
+static bool measured_tile(const struct cla_algo *algo, const struct cla_problem *p,
+                          const struct cla_caps *caps, const struct cla_tune *tune,
+                          struct cla_tile *out, struct cla_notes *refusals)
+{
+    const struct cla_tune_row *row = cla_tune_look_up(tune, p, algo->id);
+    struct cla_problem own = *p;
+    struct cla_tile t;
+    char why[160];
+    own.algo = algo->id;
+    if (!row || row->tile.kernel == CLATTN_KERNEL_AUTO ||
+        (p->kernel != CLATTN_KERNEL_AUTO && row->tile.kernel != p->kernel))
+        return false;
+    const char *source = row->builtin ? "the built-in table" : tune->source;
+    if (!cla_tile_check(&own, caps, &row->tile, &t, why, sizeof why)) {
+        cla_note(refusals, "%s, the tile of %s: %s", algo->name, source, why);
+        return false;
+    }
+    if (cla_tile_leaves_idle(p, caps, &t)) {
+        cla_note(refusals, "%s, the tile of %s: fewer work-groups than the %d compute units",
+                 algo->name, source, (int)caps->compute_units);
+        return false;
+    }
+    *out = t;
+    // The shape is cut short before the file and the ratio would be.
+    snprintf(out->reason, sizeof out->reason,
+             "tuned: %s, x %d.%02d of the planner's choice; %.64s", source,
+             (uint16_t)(row->permille / 1000), (uint8_t)(row->permille % 1000 / 10), t.reason);
+    return true;
+}
+
+// Puts `tile` in front of `n` others, and takes the same one out of them.
+static int put_first(struct cla_tile *tiles, int n, const struct cla_tile *tile)
+{
+    const clattn_tile named = cla_tile_named(tile);
+    int at = 0;
+    for (; at < n; at++) {
+        const clattn_tile other = cla_tile_named(&tiles[at]);
+        if (cla_tile_same(&named, &other))
+            break;
+    }
+    memmove(&tiles[1], &tiles[0], (size_t)at * sizeof *tiles);
+    tiles[0] = *tile;
+    return at < n ? n : n + 1;
+}
+
+static int propose(const struct cla_algo *algo, const struct cla_problem *p,
+                   const struct cla_caps *caps, const struct cla_tune *tune,
+                   struct cla_tile *tiles, int max, struct cla_notes *refusals)
+{
+    struct cla_tile measured;
+    if (p->tile.kernel)
+        return propose_given(algo, p, caps, tiles, refusals);
+    // One place is left for the measured one.
+    const int n = algo->propose(algo, p, caps, tiles, tune ? max - 1 : max, refusals);
+    if (n > 0 && tune && cla_algo_has_tiles(algo->id) &&
+        measured_tile(algo, p, caps, tune, &measured, refusals))
+        return put_first(tiles, n, &measured);
+    return n;
+}
+
+// ---- ranking -----------------------------------------------------------------------------------
+
 void cla_plan_rank(const struct cla_problem *p, const struct cla_caps *caps,
                    struct cla_ranking *out)
+{
+    cla_plan_rank_tuned(p, caps, NULL, out);
+}
+
+void cla_plan_rank_tuned(const struct cla_problem *p, const struct cla_caps *caps,
+                         const struct cla_tune *tune, struct cla_ranking *out)
 {
     memset(out, 0, sizeof *out);
     for (int i = 0; i < cla_algos_count; i++) {
@@ -48,7 +144,7 @@ void cla_plan_rank(const struct cla_problem *p, const struct cla_caps *caps,
         struct cla_tile tiles[CLA_CHOICES_MAX];
         // Room for the algorithms behind this one, which bring one choice each.
         const int max = CLA_CHOICES_MAX - out->count - (cla_algos_count - 1 - i);
-        const int n = algo->propose(algo, p, caps, tiles, max, &out->refusals);
+        const int n = propose(algo, p, caps, tune, tiles, max, &out->refusals);
         for (int k = 0; k < n; k++)
             out->choice[out->count++] = (struct cla_choice){algo, tiles[k]};
     }

@@ -4,6 +4,7 @@
 #define CLA_PLAN_H
 
 #include "algo/algo.h"
+#include "tune.h"
 
 enum { CLA_CHOICES_MAX = 24 };
 
@@ -19,9 +20,14 @@ struct cla_ranking {
 };
 
 // With algo auto: what split_kv is better at, every fused tile, then the CPU path (not where a
-// fallback is forbidden on an OpenCL device). A forced algorithm gives its own choices only. count
-// may be 0; then the refusals say why.
+// fallback is forbidden on an OpenCL device). A forced algorithm gives its own choices only, a
+// forced tile itself. count may be 0; then the refusals say why.
 void cla_plan_rank(const struct cla_problem *p, const struct cla_caps *caps,
                    struct cla_ranking *out);
+
+// The same with what was measured (NULL = nothing): a tile of it comes before those of its
+// algorithm, if the device and the problem can have it. `tune` has the rows of this device.
+void cla_plan_rank_tuned(const struct cla_problem *p, const struct cla_caps *caps,
+                         const struct cla_tune *tune, struct cla_ranking *out);
 
 #endif // CLA_PLAN_H

@@ -96,6 +96,43 @@ static clattn_status check_desc_features(const clattn_attention_desc *d, const s
     return CLATTN_OK;
 }
 
+bool cla_algo_has_tiles(int32_t algo)
+{
+    return algo == CLATTN_ALGO_FUSED || algo == CLATTN_ALGO_SPLIT_KV ||
+           algo == CLATTN_ALGO_TWO_LOOP || algo == CLATTN_ALGO_FUSED_KV_OUTER;
+}
+
+// What no device could make anything of. Whether the tile suits the device shows in planning.
+static clattn_status check_desc_tile(const clattn_attention_desc *d, const struct cla_log *log)
+{
+    const clattn_tile *t = &d->tile;
+    const int32_t numbers[] = {t->tile_q, t->tile_k, t->items_q, t->items_k, t->chunk_d,
+                               t->width,  t->vecs_q, t->block_k, t->block_d};
+    bool any = false;
+    clattn_status st = cla_check_enum(log, "tile.kernel", t->kernel, CLATTN_KERNEL_SUBGROUP);
+    for (size_t i = 0; st == CLATTN_OK && i < sizeof numbers / sizeof *numbers; i++) {
+        any = any || numbers[i];
+        if (numbers[i] < 0)
+            st = cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "a field of tile is %d, negative",
+                          (int)numbers[i]);
+    }
+    for (size_t i = 0; st == CLATTN_OK && i < sizeof t->reserved / sizeof *t->reserved; i++)
+        if (t->reserved[i])
+            st = cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "tile.reserved[%zu] is %d, not 0", i,
+                          (int)t->reserved[i]);
+    if (st != CLATTN_OK || (!t->kernel && !any))
+        return st;
+    if (!t->kernel)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "tile has numbers, but its kernel is 0");
+    if (!cla_algo_has_tiles(d->algo))
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "tile is given, but algo is %d, which is none with tiles", (int)d->algo);
+    if (d->kernel && d->kernel != t->kernel)
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "tile.kernel is %d, but kernel is %d",
+                        (int)t->kernel, (int)d->kernel);
+    return CLATTN_OK;
+}
+
 static clattn_status check_desc_reserved(const clattn_attention_desc *d, const struct cla_log *log)
 {
     const struct {
@@ -127,6 +164,7 @@ clattn_status cla_problem_from_desc(const clattn_attention_desc *desc, const str
     CLA_TRY(check_desc_enums(&d, log));
     CLA_TRY(check_desc_shape(&d, log));
     CLA_TRY(check_desc_features(&d, log));
+    CLA_TRY(check_desc_tile(&d, log));
     CLA_TRY(check_desc_reserved(&d, log));
 
     const int32_t heads_kv = d.heads_kv ? d.heads_kv : d.heads_q;
@@ -163,6 +201,7 @@ clattn_status cla_problem_from_desc(const clattn_attention_desc *desc, const str
         .num_splits = d.num_splits,
         .softmax = d.softmax ? d.softmax : CLATTN_SOFTMAX_SAFE,
         .no_fallback = (d.flags & CLATTN_NO_FALLBACK) != 0,
+        .tile = d.tile,
     };
 done:
     return st;

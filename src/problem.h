@@ -28,6 +28,7 @@ struct cla_problem {
     int32_t num_splits; // parts of the keys, 0 = as many as suit the device
     int32_t softmax;    // enum clattn_softmax_algo of unfused attention
     bool no_fallback;
+    clattn_tile tile; // the caller's; kernel 0 = none
 };
 
 // What of the contract not every algorithm serves.
@@ -134,6 +135,9 @@ struct cla_host_mem {
     const float *k_scale, *v_scale;
     int32_t *faults;
 };
+
+// Whether an enum clattn_algo is one of those that take a tile.
+bool cla_algo_has_tiles(int32_t algo);
 
 // desc -> problem. Logs what is wrong with the values.
 clattn_status cla_problem_from_desc(const clattn_attention_desc *desc, const struct cla_log *log,

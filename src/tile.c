@@ -516,3 +516,30 @@ int cla_tile_rank(const struct cla_problem *p, const struct cla_caps *caps, int3
     default: return rank_group(p, caps, false, out, max, refusals);
     }
 }
+
+// ---- of a given tile ---------------------------------------------------------------------------
+
+static struct group_tile group_of(const struct cla_tile *t)
+{
+    return (struct group_tile){t->tile_q, t->tile_k, t->items_q, t->items_k};
+}
+
+size_t cla_tile_group_bytes(const struct cla_problem *p, const struct cla_tile *t)
+{
+    const struct group_tile g = group_of(t);
+    return local_bytes(&g, t->chunk_d, p);
+}
+
+bool cla_tile_suits_subgroups(const struct cla_caps *caps, const struct cla_tile *t)
+{
+    const struct group_tile g = group_of(t);
+    return caps->subgroups != CLA_SUBGROUPS_NONE && suits_subgroups(caps, &g);
+}
+
+bool cla_tile_leaves_idle(const struct cla_problem *p, const struct cla_caps *caps,
+                          const struct cla_tile *t)
+{
+    const bool small =
+        t->kernel == CLATTN_KERNEL_VECTOR ? t->vecs_q <= 1 : t->tile_q <= DECENT_ROWS;
+    return !small && leaves_units_idle(p, caps, t->tile_q);
+}

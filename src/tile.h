@@ -55,6 +55,14 @@ bool cla_tile_fits_kernel(const struct cla_tile *t, const struct cla_caps *caps,
                           size_t kernel_group, size_t kernel_local_bytes, char *why,
                           size_t why_size);
 
+// Of a given tile, by the rules that the ranking follows: local memory that a work-group of the
+// group shape takes; whether the items of a row can be a sub-group; whether it is so large that
+// compute units are left without work, though a smaller one would do.
+size_t cla_tile_group_bytes(const struct cla_problem *p, const struct cla_tile *t);
+bool cla_tile_suits_subgroups(const struct cla_caps *caps, const struct cla_tile *t);
+bool cla_tile_leaves_idle(const struct cla_problem *p, const struct cla_caps *caps,
+                          const struct cla_tile *t);
+
 // Bytes of a key in K or V, which has `dim` channels: the elements, and the scale of int8.
 static inline double cla_key_bytes(const struct cla_problem *p, int32_t dim)
 {

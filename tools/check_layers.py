@@ -28,15 +28,16 @@ LAYER_OF_FOLDER = {"util": 1, "ocl": 3, "host": 3, "ref": 3, "algo": 5}
 LAYER_OF_NAME = {
     "base": 1, "problem": 2, "call": 2, "call_memory": 2, "caller": 2, "sequence": 2,
     "softmax_call": 2, "caps": 2, "tile": 2, "tune": 2, "device_rank": 2,
-    "context": 4, "context_ocl": 4, "measure_ocl": 4, "plan": 6,
+    "tile_check": 2, "tune_table": 2, "tune_text": 2,
+    "context": 4, "tune_file": 4, "context_ocl": 4, "measure_ocl": 4, "plan": 6, "list_tiles": 7,
     "attention": 7, "attention_ocl": 7, "warm_up": 7, "softmax": 7, "softmax_ocl": 7,
     "softmax_plan": 7,
     "kv": 7, "kv_ocl": 7, "merge_parts": 7, "rotary": 7, "append": 7, "quantize": 7,
     "no_ocl": 7,  # stands in for files of several layers in a build without OpenCL
 }
 # Files that must not know that OpenCL exists.
-DECIDING = {"problem", "call", "call_memory", "caller", "sequence", "caps", "tile", "tune",
-            "device_rank", "plan"}
+DECIDING = {"problem", "call", "call_memory", "caller", "sequence", "caps", "tile", "tile_check",
+            "tune", "tune_table", "tune_text", "device_rank", "plan", "list_tiles"}
 # Layers whose modules do not include each other.
 SEPARATE = {3}
 

@@ -443,7 +443,7 @@ done
 unset CLATTN_DEVICE CLATTN_KERNEL_DIR CLATTN_CACHE_DIR CLATTN_TUNE_FILE CLATTN_LOG
 # Examples and tools use the program cache, in a folder of this build.
 export XDG_CACHE_HOME=$build/cache/xdg
-unset CLATTN_CACHE CLATTN_CACHE_MAX_MIB
+unset CLATTN_CACHE CLATTN_CACHE_MAX_MIB CLATTN_TUNE
 unset OCL_ICD_VENDORS OCL_ICD_FILENAMES RUSTICL_ENABLE POCL_WORK_GROUP_METHOD LD_LIBRARY_PATH
 # Test programs run side by side: threads that wait must not take the cores from those that work.
 export OMP_WAIT_POLICY=passive

@@ -107,6 +107,24 @@ typedef enum clattn_precision {
     CLATTN_PRECISION_FULL = 1     ///< float32 arithmetic always
 } clattn_precision;
 
+/// A tile of an OpenCL kernel: how the work is cut, and so what its compiler is given. All zero =
+/// the planner's choice. Fields that a kernel shape does not use are 0. docs/planner.md says what
+/// they mean; clattn_attention_list_tiles() gives tiles that are worth a try.
+typedef struct clattn_tile {
+    int32_t kernel;  ///< enum clattn_kernel, AUTO = no tile
+    int32_t tile_q;  ///< rows (query, head of a group) a work-group owns
+    int32_t tile_k;  ///< keys in a tile
+    int32_t items_q; ///< group and subgroup: work-items along rows; a work-group has
+                     ///< items_q * items_k
+    int32_t items_k; ///< group and subgroup: work-items along keys and channels
+    int32_t chunk_d; ///< group and subgroup: channels in local memory at once
+    int32_t width;   ///< vector: floats in a vector
+    int32_t vecs_q;  ///< vector: vectors of rows; 0 where lanes are channels (split_kv, few rows)
+    int32_t block_k; ///< vector: keys whose scores are in registers at a time; 0 likewise
+    int32_t block_d; ///< vector: channels of O in registers at a time; 0 likewise
+    int32_t reserved[6]; ///< 0
+} clattn_tile;
+
 /// What the kernels are compiled for. Zero means default or absent for every field but
 /// struct_size, the head counts and the dimensions.
 typedef struct clattn_attention_desc {
@@ -137,6 +155,10 @@ typedef struct clattn_attention_desc {
     int32_t softmax;
     int32_t dtype_bias; ///< enum clattn_dtype of the bias; not I8
     int32_t page_size;  ///< keys in a page, 1 to 256, with CLATTN_FEATURE_PAGED
+    /// Exactly this tile, with `algo` fused, split_kv, two_loop or fused_kv_outer; nothing else is
+    /// tried. All zero = one that was measured for this device and these bounds (clattn/tune.h),
+    /// else the planner's choice
+    clattn_tile tile;
 } clattn_attention_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
@@ -268,11 +290,16 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL; a dimension or head count below 1 or over the
 ///                                      limit; a negative bound; unknown enum values or bits; a
 ///                                      kernel shape for an algorithm that has none; num_splits
-///                                      or softmax for another algorithm, or out of range
+///                                      or softmax for another algorithm, or out of range; a tile
+///                                      without the name of an algorithm that has tiles, with
+///                                      negative or reserved fields, or of another shape than
+///                                      `kernel`
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_SHAPE             heads_q is not a multiple of heads_kv
-///         CLATTN_ERR_UNSUPPORTED       what is forced can't serve it, or nothing can without the
-///                                      fallback that is forbidden, or a reserved feature
+///         CLATTN_ERR_UNSUPPORTED       what is forced can't serve it (a tile that is over the
+///                                      device's limits or none of the kernel's, too), or nothing
+///                                      can without the fallback that is forbidden, or a reserved
+///                                      feature
 ///         CLATTN_ERR_OUT_OF_MEMORY
 ///         CLATTN_ERR_FILE              a kernel file, or what it includes, can't be read
 ///         CLATTN_ERR_BUILD, CLATTN_ERR_SELF_TEST, CLATTN_ERR_OPENCL  every choice failed, the last
@@ -282,6 +309,24 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 CLATTN_API clattn_status clattn_attention_plan_create(clattn_context *ctx,
                                                       const clattn_attention_desc *desc,
                                                       clattn_plan **out);
+
+/// Lists tiles that are worth measuring for the description: the planner's own choice first, then
+/// others near its choices, all within the device's limits. Compiles nothing, so a tile of the list
+/// may still fail to build; a plan of it says so.
+///
+/// @param ctx   The device.
+/// @param desc  As for a plan, with `algo` fused, split_kv, two_loop or fused_kv_outer; its
+///              `kernel` narrows the list to one shape. `tile` is all zero.
+/// @param tiles Receives the first `max` of them; may be NULL where `max` is 0.
+/// @param count Receives how many there are, 0 where none can serve.
+/// @return CLATTN_OK; what clattn_attention_plan_create() says of the fields of `desc`;
+///         CLATTN_ERR_INVALID_ARGUMENT also for NULL, a negative `max`, a tile in `desc`, and an
+///         algorithm without tiles; CLATTN_ERR_OUT_OF_MEMORY
+/// Threads: any.
+CLATTN_API clattn_status clattn_attention_list_tiles(clattn_context *ctx,
+                                                     const clattn_attention_desc *desc,
+                                                     clattn_tile *tiles, int32_t max,
+                                                     int32_t *count);
 
 /// Frees the plan and writes NULL to *plan. NULL and pointers to NULL are ignored. Work that was
 /// enqueued goes on; the plan may be destroyed before it is done.
@@ -322,6 +367,8 @@ typedef struct clattn_plan_info {
     /// Parts that the keys of max_batch sequences (one, where that is absent) of max_len_q and
     /// max_len_kv are cut into; 1 where they are not cut or a bound that decides it is absent.
     int32_t num_splits;
+    /// The tile, as clattn_attention_desc.tile takes it; all zero where the algorithm has none
+    clattn_tile tile;
 } clattn_plan_info;
 
 /// Fills `info`.

@@ -9,5 +9,6 @@
 #include "context.h"
 #include "kv.h"
 #include "softmax.h"
+#include "tune.h"
 
 #endif // CLATTN_CLATTN_H

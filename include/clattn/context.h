@@ -25,7 +25,9 @@ enum {
     /// Keep no compiled programs on disk, and take none from there.
     CLATTN_CONTEXT_NO_CACHE = 1u << 2,
     /// Plan as if the device had no local memory; what max_local_bytes = 0 can't say.
-    CLATTN_CONTEXT_NO_LOCAL_MEMORY = 1u << 3
+    CLATTN_CONTEXT_NO_LOCAL_MEMORY = 1u << 3,
+    /// Tiles by the planner's rules alone: none that were measured, of a file or built in.
+    CLATTN_CONTEXT_NO_TUNING = 1u << 4
 };
 
 /// How to make a context. Zero means default for every field but struct_size. `log` is not called
@@ -58,6 +60,11 @@ typedef struct clattn_context_desc {
     /// Likewise the most work-items of a work-group, in all and in each dimension. 0 =
     /// $CLATTN_MAX_GROUP (1 or more), and where that is unset or empty the device's own.
     size_t max_group;
+    /// File of measured tiles, which clattn-tune writes (clattn/tune.h); NULL = $CLATTN_TUNE_FILE,
+    /// else the file that clattn_tune_path() names. A file that is missing, is broken, or could be
+    /// written to by others, it or its folder, is named in the log and ignored. $CLATTN_TUNE=0 is
+    /// CLATTN_CONTEXT_NO_TUNING.
+    const char *tune_file;
 } clattn_context_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
@@ -141,7 +148,8 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 /// @return CLATTN_OK
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL `out`, unknown flag bits, negative threads, an
 ///                                      unknown log_level, both
-///                                      max_local_bytes and CLATTN_CONTEXT_NO_LOCAL_MEMORY, a
+///                                      max_local_bytes and CLATTN_CONTEXT_NO_LOCAL_MEMORY, both
+///                                      tune_file and CLATTN_CONTEXT_NO_TUNING, a
 ///                                      $CLATTN_MAX_* that is no number or out of range
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector

@@ -277,6 +277,7 @@ static void test_shorter_description(void **state)
     desc.struct_size = offsetof(clattn_context_desc, max_local_bytes);
     desc.max_local_bytes = 1; // lies behind what it knows
     desc.flags = CLATTN_CONTEXT_NO_LOCAL_MEMORY;
+    desc.tune_file = (const char *)1;
     int32_t count = 0;
     assert_int_equal(clattn_device_count(&desc, &count), CLATTN_OK);
     desc.struct_size = offsetof(clattn_context_desc, cache_max_bytes); // older still

@@ -31,7 +31,9 @@ static void test_exported(void **state)
         "clattn_plan_get_refusal",     "clattn_attention_run",
         "clattn_attention_f32",        "clattn_context_create_opencl",
         "clattn_context_cl_context",   "clattn_context_cl_device",
-        "clattn_attention_enqueue",    "clattn_has_opencl"};
+        "clattn_attention_enqueue",    "clattn_has_opencl",
+        "clattn_attention_list_tiles", "clattn_tune_path",
+        "clattn_tune_read",            "clattn_tune_write"};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++)
         if (!dlsym(RTLD_DEFAULT, names[n]))
             fail_msg("%s is not exported", names[n]);

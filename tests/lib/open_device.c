@@ -81,10 +81,12 @@ static bool set_in_env(const char *variable)
 // ---- devices ------------------------------------------------------------------------------------
 
 // Programs that were compiled elsewhere would hide faults, and the folder of whoever runs a test is
-// not the test's: the cache is off in every program of this library, also when run by hand.
+// not the test's: the cache is off in every program of this library, also when run by hand. So are
+// tiles that were measured there: what is planned follows from the rules.
 __attribute__((constructor)) static void no_program_cache(void)
 {
     setenv("CLATTN_CACHE", "0", 1);
+    setenv("CLATTN_TUNE", "0", 1);
 }
 
 void log_capture(void *user, clattn_log_level level, const char *message)

@@ -183,7 +183,7 @@ class Folder(unittest.TestCase):
         before = self.tree()
         done = self.run_program(program or PROGRAMS.run, *args, **more)
         self.assertEqual(done.returncode, code, (args, done.stderr))
-        self.assertRegex(done.said, r"\Aclattn-(run|probe|bench): [^\n]+\n\Z")
+        self.assertRegex(done.said, r"\Aclattn-(run|probe|bench|tune): [^\n]+\n\Z")
         for text in says:
             self.assertIn(text, done.said)
         self.assertIn(done.stdout, ("", None))
@@ -235,7 +235,8 @@ def expected_devices():
 def main(module, classes, device_classes=()):
     """Runs the test classes of a script, and those for devices where devices are expected."""
     parser = argparse.ArgumentParser(description=module.__doc__.splitlines()[0])
-    for name in ("run", "probe", "bench", "run-faulty", "bench-faulty", "probe-faulty", "data"):
+    for name in ("run", "probe", "bench", "tune", "run-faulty", "bench-faulty", "probe-faulty",
+                 "data"):
         parser.add_argument("--" + name, required=True, type=os.path.abspath)
     # Only in builds with OpenCL.
     parser.add_argument("--fake-opencl", type=os.path.abspath)
@@ -246,6 +247,7 @@ def main(module, classes, device_classes=()):
     os.environ.pop("CLATTN_DEVICE", None)
     os.environ.pop("CLATTN_LOG", None)
     os.environ["CLATTN_CACHE"] = "0"  # also where a test is run by hand
+    os.environ["CLATTN_TUNE"] = "0"
 
     loader = unittest.TestLoader()
     if PROGRAMS.only:

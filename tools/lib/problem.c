@@ -146,6 +146,7 @@ void tool_desc_init(const struct tool_problem *p, clattn_attention_desc *desc)
     desc->num_splits = p->num_splits;
     desc->softmax = p->softmax;
     desc->page_size = p->page_size;
+    desc->tile = p->tile;
 }
 
 void tool_call_fill(const struct tool_problem *p, const clattn_buf buf[TOOL_TENSORS],

@@ -22,6 +22,7 @@ struct tool_problem {
     int32_t num_splits; // of split_kv; 0 = as many as suit
     int softmax;        // of unfused: enum clattn_softmax_algo; 0 = default
     uint32_t flags;
+    clattn_tile tile;   // all zero = the library's choice
 
     int dtype_q, dtype_kv, dtype_o, dtype_bias; // enum clattn_dtype
     bool window, bias, alibi, alibi_batch, sinks, kv_lens, packed_q, packed_kv;

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tuning files: where they are, whom they may belong to, and the public calls.
+#include "clattn/tune.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "context.h"
+#include "tune.h"
+#include "util/store.h"
+
+// ---- paths -------------------------------------------------------------------------------------
+
+static const char file_name[] = "tune.txt";
+
+#if defined(_WIN32)
+static const char slashes[] = "/\\";
+#else
+static const char slashes[] = "/";
+#endif
+
+struct place {
+    char folder[CLA_STORE_PATH];
+    char name[256];
+};
+
+static bool default_folder(char *path, size_t size)
+{
+#if defined(_WIN32)
+    return cla_store_default_path(path, size);
+#else
+    const char *base = cla_os_env("XDG_CONFIG_HOME"), *home = cla_os_env("HOME");
+    int n = -1;
+    if (base && base[0] == '/')
+        n = snprintf(path, size, "%s/clattn", base);
+    else if (home && home[0] == '/')
+        n = snprintf(path, size, "%s/.config/clattn", home);
+    return n >= 0 && (size_t)n < size;
+#endif
+}
+
+// NULL = the default file. False where there is none, or the name is too long.
+static bool place_of(const char *path, struct place *out)
+{
+    if (!path || !path[0]) {
+        snprintf(out->name, sizeof out->name, "%s", file_name);
+        return default_folder(out->folder, sizeof out->folder);
+    }
+    const char *name = path;
+    for (const char *c = path; *c; c++)
+        if (strchr(slashes, *c))
+            name = c + 1;
+    size_t folder = (size_t)(name - path);
+    while (folder > 1 && strchr(slashes, path[folder - 1]))
+        folder--;
+    if (folder >= sizeof out->folder || strlen(name) >= sizeof out->name || !name[0])
+        return false;
+    snprintf(out->name, sizeof out->name, "%s", name);
+    snprintf(out->folder, sizeof out->folder, "%.*s", folder ? (int)folder : 1,
+             folder ? path : ".");
+    return true;
+}
+
+clattn_status clattn_tune_path(char *path, size_t size)
+{
+    struct place at;
+    if (!path || !size)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    path[0] = '\0';
+    if (!place_of(NULL, &at))
+        return CLATTN_ERR_FILE;
+    const int n = snprintf(path, size, "%s%c%s", at.folder, slashes[sizeof slashes - 2], at.name);
+    if (n >= 0 && (size_t)n < size)
+        return CLATTN_OK;
+    path[0] = '\0';
+    return CLATTN_ERR_FILE;
+}
+
+// ---- reading -----------------------------------------------------------------------------------
+
+// The end of the file's name, for reasons.
+static void set_source(struct cla_tune *tune, const struct place *at)
+{
+    char whole[CLA_STORE_PATH + 256];
+    const int n = snprintf(whole, sizeof whole, "%s/%s", at->folder, at->name);
+    const int most = 56, skip = n > most ? n - most : 0;
+    snprintf(tune->source, sizeof tune->source, "file %s%s", skip ? "..." : "", whole + skip);
+}
+
+// The whole file. CLA_STORE_NONE where there is none; *tune is to be freed in any case.
+static enum cla_store_result read_file(const struct place *at, struct cla_tune *tune,
+                                       char why[CLA_TUNE_WHY])
+{
+    void *data = NULL;
+    size_t size = 0;
+    memset(tune, 0, sizeof *tune);
+    enum cla_store_result result =
+        cla_store_read(at->folder, at->name, CLA_TUNE_BYTES, &data, &size, why, CLA_TUNE_WHY);
+    if (result == CLA_STORE_FAILED && !cla_os_is_folder(at->folder))
+        result = CLA_STORE_NONE;
+    if (result == CLA_STORE_OK && !cla_tune_parse(data, size, false, tune, why))
+        result = CLA_STORE_FAILED;
+    free(data);
+    return result;
+}
+
+// Rows that are built in, behind those of the file, which come first.
+static clattn_status add_builtin(const clattn_context *ctx, struct cla_tune *tune,
+                                 const struct cla_tune_device *device)
+{
+    struct cla_tune table = {.rows = 0};
+    char why[CLA_TUNE_WHY];
+    int stale = 0;
+    bool good = cla_tune_parse(cla_tune_table, strlen(cla_tune_table), true, &table, why);
+    if (good)
+        cla_tune_select(&table, device, &stale);
+    for (int r = 0; good && r < table.rows; r++) {
+        struct cla_tune_row row = table.row[r];
+        row.device = tune->devices;
+        good = cla_tune_add_device(tune, &table.device[table.row[r].device]) &&
+               cla_tune_add_row(tune, &row);
+    }
+    cla_tune_free(&table);
+    return good ? CLATTN_OK
+                : cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for measured tiles");
+}
+
+static void load_file(const clattn_context *ctx, const char *path, struct cla_tune *tune,
+                      const struct cla_tune_device *device)
+{
+    struct place at;
+    char why[CLA_TUNE_WHY] = "its name is too long, or ends with a slash";
+    int stale = 0;
+    enum cla_store_result result = CLA_STORE_NONE;
+    if (place_of(path, &at))
+        result = read_file(&at, tune, why);
+    else if (!path)
+        return; // the environment names no folder
+    if (result != CLA_STORE_OK) {
+        cla_tune_free(tune);
+        // A default file that nobody wrote is nothing to speak of.
+        if (path)
+            cla_logf(&ctx->log, CLATTN_LOG_WARN, "tuning file %s is ignored: %s", path, why);
+        else if (result != CLA_STORE_NONE)
+            cla_logf(&ctx->log, CLATTN_LOG_WARN, "tuning file %s/%s is ignored: %s", at.folder,
+                     at.name, why);
+        return;
+    }
+    set_source(tune, &at);
+    cla_tune_select(tune, device, &stale);
+    if (stale)
+        cla_logf(&ctx->log, CLATTN_LOG_INFO,
+                 "%s: %d rows for this device are of another version of its driver or of clattn "
+                 "and not believed; clattn-tune measures anew", tune->source, stale);
+    cla_logf(&ctx->log, CLATTN_LOG_DEBUG, "%s: %d rows for this device", tune->source, tune->rows);
+}
+
+clattn_status cla_context_load_tuning(clattn_context *ctx)
+{
+    const char *off = cla_os_env("CLATTN_TUNE");
+    const char *path = ctx->tune_file && ctx->tune_file[0] ? ctx->tune_file
+                                                           : cla_os_env("CLATTN_TUNE_FILE");
+    struct cla_tune_device device;
+    if (ctx->no_tuning || (off && strcmp(off, "0") == 0))
+        return CLATTN_OK;
+    ctx->tune = calloc(1, sizeof *ctx->tune);
+    if (!ctx->tune)
+        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for measured tiles");
+    cla_tune_device_of(&ctx->caps, &device);
+    load_file(ctx, path, ctx->tune, &device);
+    return add_builtin(ctx, ctx->tune, &device);
+}
+
+// ---- public calls ------------------------------------------------------------------------------
+
+// What both calls need: the file's text as rows, the device's name in it, and the problem's key.
+struct request {
+    struct cla_problem p;
+    struct place at;
+    struct cla_tune tune;
+    struct cla_tune_device device;
+    struct cla_tune_key key;
+};
+
+// `r->tune` is to be freed in any case.
+static clattn_status open_request(clattn_context *ctx, const char *path,
+                                  const clattn_attention_desc *desc, struct request *r)
+{
+    char why[CLA_TUNE_WHY] = "";
+    memset(r, 0, sizeof *r);
+    clattn_status st = cla_problem_from_desc(desc, &ctx->log, &r->p);
+    if (st != CLATTN_OK)
+        return st;
+    if (!ctx->ocl)
+        return cla_fail(&ctx->log, CLATTN_ERR_NO_OPENCL, "the built-in CPU path has no tiles");
+    if (!cla_algo_has_tiles(r->p.algo))
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "algo is %d, which is none with tiles", (int)r->p.algo);
+    if (!place_of(path, &r->at))
+        return cla_fail(&ctx->log, CLATTN_ERR_FILE, "no tuning file: %s",
+                        path ? "its name is too long or ends with a slash"
+                             : "the environment names no folder for it");
+    const enum cla_store_result result = read_file(&r->at, &r->tune, why);
+    if (result != CLA_STORE_OK && result != CLA_STORE_NONE)
+        return cla_fail(&ctx->log, CLATTN_ERR_FILE, "tuning file %s: %s",
+                        path ? path : r->at.name, why);
+    cla_tune_device_of(&ctx->caps, &r->device);
+    cla_tune_key_of(&r->p, r->p.algo, &r->key);
+    return CLATTN_OK;
+}
+
+clattn_status clattn_tune_read(clattn_context *ctx, const char *path,
+                               const clattn_attention_desc *desc, clattn_tuning *out)
+{
+    struct request r;
+    if (!ctx)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    if (!out)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
+    if (out->struct_size < CLA_SIZE_TO(clattn_tuning, ratio))
+        return cla_fail(&ctx->log, CLATTN_ERR_STRUCT_SIZE, "clattn_tuning.struct_size is %zu",
+                        out->struct_size);
+    clattn_status st = open_request(ctx, path, desc, &r);
+    if (st == CLATTN_OK) {
+        const struct cla_tune_row *row = cla_tune_find(&r.tune, &r.device, &r.key);
+        out->measured = row != NULL;
+        memset(&out->tile, 0, sizeof out->tile);
+        if (row)
+            out->tile = row->tile;
+        out->ratio = row ? row->permille / 1000.0 : 0.0;
+    }
+    cla_tune_free(&r.tune);
+    return st;
+}
+
+static clattn_status check_measured(const clattn_context *ctx, const clattn_attention_desc *desc,
+                                    double ratio)
+{
+    if (!(ratio >= 0.001 && ratio <= 1000.0))
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "ratio is %g, not 0.001 to 1000",
+                        ratio);
+    if (desc && (!desc->max_len_q || !desc->max_len_kv))
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "max_len_q is %d, max_len_kv is %d: both say what was measured",
+                        (int)desc->max_len_q, (int)desc->max_len_kv);
+    return CLATTN_OK;
+}
+
+clattn_status clattn_tune_write(clattn_context *ctx, const char *path,
+                                const clattn_attention_desc *desc, double ratio)
+{
+    struct request r;
+    char why[CLA_TUNE_WHY] = "no memory, or too many rows";
+    char *text = NULL;
+    size_t size = 0;
+    if (!ctx)
+        return CLATTN_ERR_INVALID_ARGUMENT;
+    clattn_status st = open_request(ctx, path, desc, &r);
+    if (st == CLATTN_OK)
+        st = check_measured(ctx, desc, ratio);
+    if (st == CLATTN_OK) {
+        const struct cla_tune_row row = {
+            .key = r.key, .tile = r.p.tile,
+            .permille = r.p.tile.kernel ? (int32_t)lround(1000.0 * ratio) : 1000};
+        if (cla_tune_put(&r.tune, &r.device, &row))
+            text = cla_tune_format(&r.tune, &size);
+        if (text && size > CLA_TUNE_BYTES) {
+            snprintf(why, sizeof why, "over %d bytes", (int)CLA_TUNE_BYTES);
+            free(text);
+            text = NULL;
+        }
+        if (!text || !cla_store_open(r.at.folder, why, sizeof why) ||
+            !cla_store_write(r.at.folder, r.at.name, text, size, why, sizeof why))
+            st = cla_fail(&ctx->log, CLATTN_ERR_FILE, "tuning file %s: %s", r.at.name, why);
+    }
+    free(text);
+    cla_tune_free(&r.tune);
+    return st;
+}

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of clattn-tune."""
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from tool_case import CPU, DEVICES, PROGRAMS, Folder, main
+
+# Two or three tiles where lanes are channels, so that a whole run takes seconds.
+FEW = "1,2,1,1,16,4"
+MANY = "1,2,1,40,300,16"
+
+
+class Tune(Folder):
+    def test_texts(self):
+        text = self.run_ok("--help", program=PROGRAMS.tune)
+        self.assertLess(max(map(len, text.splitlines())), 100)
+        for word in ("--shape", "--budget", "--output", "--again", "--dry-run", "Exit status"):
+            self.assertIn(word, text)
+        self.assertRegex(self.run_ok("--version", program=PROGRAMS.tune), r"\Aclattn-tune \d")
+
+    def test_wrong_use(self):
+        for args, says in ((["--shape", "1,2"], "--shape"), (["--algo", "host"], "'host'"),
+                           (["--algo", "fused,fused"], "twice"),
+                           (["--algo", "auto,fused"], "auto stands alone"),
+                           (["--budget", "0"], "--budget"), (["--budget", "1x"], "--budget"),
+                           (["--runs", "0"], "--runs"), (["--dtype", "int8"], "--dtype"),
+                           (["--kernel", "auto"], "--kernel"), (["--page", "300"], "--page"),
+                           (["--output", "x" * 1100, *CPU], "CPU path"), (["more"], "more"),
+                           (CPU, "built-in CPU path has no tiles")):
+            self.run_bad(*args, program=PROGRAMS.tune, says=[says])
+
+
+class TuneDevices(Folder):
+    drivers = True
+
+    def setUp(self):
+        super().setUp()
+        self.file = self.path("tiles.txt")
+
+    def lines(self, device, *args):
+        text = self.run_ok("--json", "--runs=1", "--device", device, "-o", self.file, *args,
+                           program=PROGRAMS.tune)
+        return [json.loads(line) for line in text.splitlines()]
+
+    def vector_devices(self):
+        for device in DEVICES:
+            row, = self.lines(device, "--shape", FEW, "--algo=split_kv", "--dry-run")
+            if row["candidates"][0]["kernel"] == "vector":
+                yield device
+
+    def test_dry_run(self):
+        for device in DEVICES:
+            one, two = self.lines(device, "--shape", MANY, "--shape", FEW, "--causal",
+                                  "--algo=fused", "--dry-run")
+            self.assertEqual(one["shape"], [1, 2, 1, 40, 300, 16, 16])
+            self.assertIs(one["causal"], True)
+            self.assertEqual((one["algo"], two["algo"]), ("fused", "fused"))
+            self.assertGreater(len(one["candidates"]), 2)
+            self.assertEqual({c["status"] for c in one["candidates"]}, {"candidate"})
+            self.assertFalse(os.path.exists(self.file))
+            text = self.run_ok("--shape", MANY, "--algo=fused", "--dry-run", "--device", device,
+                               program=PROGRAMS.tune)
+            self.assertIn("the planner's choice", text)
+
+    def test_whole_run(self):
+        """Measured, written, found again, and left out by the next run."""
+        for device in self.vector_devices():
+            row, = self.lines(device, "--shape", FEW)
+            self.assertEqual((row["algo"], row["resumed"], row["stopped"]),
+                             ("split_kv", False, False))
+            done = [c for c in row["candidates"] if c["status"] == "measured"]
+            self.assertEqual(len(done), len(row["candidates"]))
+            for c in done:
+                self.assertLess(c["max_error"], 1e-5)
+                self.assertGreater(c["ms"], 0)
+                self.assertGreater(c["planner_ms"], 0)
+                self.assertGreater(c["ratio"], 0)
+            if row["tile"]:
+                self.assertGreater(row["ratio"], 1.03)
+            with open(self.file, encoding="utf-8") as file:
+                text = file.read()
+            self.assertRegex(text, r"\Aclattn-tune 1\n")
+            rows = [line for line in text.splitlines() if line.startswith("split_kv ")]
+            self.assertEqual(len(rows), 1)
+            self.assertIn("dims 4/4 types f32/f32/f32 mask none pages no rows 2-2 keys 1-255 ",
+                          rows[0])
+            again, = self.lines(device, "--shape", FEW)
+            self.assertIs(again["resumed"], True)
+            self.assertEqual(again["tile"], row["tile"])
+            self.assertAlmostEqual(again["ratio"], row["ratio"], delta=2e-3)
+            with open(self.file, encoding="utf-8") as file:
+                self.assertEqual(file.read(), text)
+            anew, = self.lines(device, "--shape", FEW, "--again")
+            self.assertIs(anew["resumed"], False)
+            os.remove(self.file)
+
+    def test_budget(self):
+        """The time is over after the first tile: nothing is written of what is not finished."""
+        for device in DEVICES[:1]:
+            rows = self.lines(device, "--shape", MANY, "--shape", FEW, "--budget=0.001")
+            self.assertEqual([row["stopped"] for row in rows], [True])
+            states = [c["status"] for c in rows[0]["candidates"]]
+            self.assertEqual((states[0], set(states[1:])), ("measured", {"candidate"}))
+            done = self.run_program(PROGRAMS.tune, "--device", device, "--shape", MANY, "-o",
+                                    self.file, "--budget=0.001")
+            self.assertEqual(done.returncode, 0)
+            self.assertIn("the time is over: 0 of 1 done", done.stdout)
+            self.assertFalse(os.path.exists(self.file))
+
+    def test_stop_and_resume(self):
+        for device in list(self.vector_devices())[:1]:
+            args = ["--json", "--runs=1", "--device", device, "-o", self.file, "--shape", FEW,
+                    "--shape", MANY]
+            with subprocess.Popen([PROGRAMS.tune, *args], cwd=self.dir, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+                first = json.loads(child.stdout.readline())
+                child.send_signal(signal.SIGINT)
+                rest = child.stdout.read()
+                self.assertEqual(child.wait(), -signal.SIGINT)
+            self.assertIs(first["stopped"], False)
+            for line in rest.splitlines():
+                self.assertIs(json.loads(line)["stopped"], True)
+            row, = self.lines(device, "--shape", FEW)
+            self.assertIs(row["resumed"], True)
+            with open(self.file, encoding="utf-8") as file:
+                self.assertNotIn("dims 16/16", file.read())
+
+    def test_broken_file(self):
+        for device in DEVICES[:1]:
+            for text, says in (("clattn-tune 1\nnonsense\n", "line 2"), ("", "empty")):
+                with open(self.file, "w", encoding="utf-8") as file:
+                    file.write(text)
+                self.run_bad("--json", "--device", device, "--shape", FEW, "-o", self.file,
+                             program=PROGRAMS.tune, says=["tuning file", says])
+            self.run_bad("--json", "--device", device, "--shape", FEW, "-o", self.dir + "/",
+                         program=PROGRAMS.tune, says=["ends with a slash"])
+            self.run_bad("--json", "--device", device, "-o", "x" * 1100, program=PROGRAMS.tune,
+                         says=["--output", "1023"])
+
+
+if __name__ == "__main__":
+    main(sys.modules[__name__], [Tune], [TuneDevices])

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// clattn-tune: measures tiles for a device and shapes, and writes what is faster than the planner's
+// choice into the file that the library reads.
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clattn/tune.h"
+#include "lib/say.h"
+#include "lib/shape.h"
+#include "tune/tune.h"
+
+static const char help[] =
+    "Usage: clattn-tune [--shape B,H,HKV,LQ,LKV,D[,DV]]... [OPTION]...\n"
+    "\n"
+    "Measures tiles of the OpenCL kernels on this machine's device, and writes which are faster\n"
+    "than the library's own choice into a file that the library reads from then on. Each tile's\n"
+    "result is verified first. It is timed in turn with the library's choice, and wins only if\n"
+    "it is more than 3 % faster twice, and by more than the library's choice differs from itself\n"
+    "when it is timed in the same way.\n"
+    "\n"
+    "  --shape B,H,HKV,LQ,LKV,D[,DV]\n"
+    "                   batch, query heads, key/value heads, queries, keys, head dimension, head\n"
+    "                   dimension of V; can be repeated; default: prefill, causal prefill,\n"
+    "                   decoding and long contexts with 64, 80 and 128 channels\n"
+    "  --causal         causal, bottom-right aligned\n"
+    "  --page N         K and V in pages of N keys\n"
+    "  --dtype TYPE     f32, f16 or bf16: Q, K, V and O\n"
+    "  --kv-dtype TYPE  f32, f16, bf16 or int8: K and V alone\n"
+    "  --algo ALGO,...  fused, split_kv, two_loop, fused_kv_outer; default auto, the one that the\n"
+    "                   library takes for a shape\n"
+    "  --kernel KERNEL  only tiles of group, vector or subgroup kernels\n"
+    "  --device SEL     as clattn-run takes it\n"
+    "  --runs N         pairs of timings of a tile at least; default 5. They go on for half a\n"
+    "                   second at least\n"
+    "  --budget SECONDS stop after this time; what is finished is kept\n"
+    "  -o, --output FILE\n"
+    "                   default the file that the library reads: $XDG_CONFIG_HOME/clattn/tune.txt\n"
+    "                   or $HOME/.config/clattn/tune.txt. Its folder must be closed to others\n"
+    "  --again          also what the file has already; without it a run goes on where the one\n"
+    "                   before was stopped\n"
+    "  --dry-run        list the tiles, measure and write nothing\n"
+    "  --json           print one JSON object a line for each shape and algorithm\n"
+    "  -h, --help       print this text\n"
+    "  --version        print the version\n"
+    "\n"
+    "A line of the file holds for one version of the driver and of clattn, and for a range of\n"
+    "queries and keys around the shape: docs/planner.md. Ctrl-C stops after the tile in work; all\n"
+    "shapes that were finished are in the file, and the same command goes on from there.\n"
+    "RATIO is the planner's time by the tile's, the median over the pairs (on CPUs the smaller\n"
+    "one of that and the same by processor time), AGAIN that of the second measurement. On a\n"
+    "terminal the winner is green (not with NO_COLOR set).\n"
+    "\n"
+    "Exit status: 0 done, also where the time was over; 1 a result was wrong; 2 wrong use, or the\n"
+    "file is broken or cannot be written; 3 the device or its driver failed.\n";
+
+volatile int tune_signal;
+
+static void take_signal(int number)
+{
+    tune_signal = number;
+}
+
+// The second Ctrl-C ends the program at once.
+static void catch_signals(void)
+{
+    struct sigaction act;
+
+    memset(&act, 0, sizeof act);
+    act.sa_handler = take_signal;
+    act.sa_flags = (int)SA_RESETHAND | SA_RESTART;
+    sigaction(SIGINT, &act, NULL);
+    sigaction(SIGTERM, &act, NULL);
+}
+
+static void name_item(struct tune_item *item)
+{
+    char shape[64], features[96] = "", types[64] = "";
+
+    tool_shape_text(&item->p, shape, sizeof shape);
+    tool_features_text(&item->p, features, sizeof features);
+    tool_dtypes_text(&item->p, types, sizeof types);
+    snprintf(item->name, sizeof item->name, "%s%s%s, %s, %s", shape,
+             strcmp(features, "none") ? " " : "", strcmp(features, "none") ? features : "", types,
+             tool_algo_words[item->p.algo]);
+}
+
+// Bad files are the user's, unlike the library's own.
+static int file_fail(const struct tool_session *s, clattn_status st)
+{
+    const int code = tool_library_fail(&s->log, st, "");
+
+    return st == CLATTN_ERR_FILE ? TOOL_USE : code;
+}
+
+// What the file has of an item.
+static clattn_status look(struct tool_session *s, const char *file, struct tune_item *item)
+{
+    clattn_attention_desc desc;
+    clattn_tuning t = {.struct_size = sizeof t};
+
+    tool_desc_init(&item->p, &desc);
+    clattn_status st = clattn_tune_read(s->ctx, file, &desc, &t);
+    if (st == CLATTN_OK && t.measured) {
+        item->resumed = true;
+        item->best = t.tile;
+        item->ratio = t.ratio;
+    }
+    return st;
+}
+
+static clattn_status save(struct tool_session *s, const char *file, const struct tune_item *item)
+{
+    clattn_attention_desc desc;
+
+    tool_desc_init(&item->p, &desc);
+    desc.tile = item->best;
+    return clattn_tune_write(s->ctx, file, &desc, item->ratio);
+}
+
+static int wrong_ones(const struct tune_item *item)
+{
+    int code = 0;
+
+    for (int i = 0; i < item->tiles; i++) {
+        char tile[96];
+        tune_tile_text(&item->tile[i].tile, tile, sizeof tile);
+        if (item->tile[i].state == TUNE_WRONG)
+            code = tool_fail(TOOL_WRONG, "%s, %s: wrong result, off by %.3g at worst", item->name,
+                             tile, item->tile[i].max_error);
+    }
+    return code;
+}
+
+static int tune_one(struct tool_session *s, const struct tune_options *opt,
+                    struct tune_clock *clock, const char *file, struct tune_item *item)
+{
+    tool_log_clear(&s->log);
+    clattn_status st = tune_list(s, item);
+    name_item(item);
+    if (st != CLATTN_OK) // the next one may still do
+        return tool_library_fail(&s->log, st, item->name);
+    if (!opt->dry_run && !opt->again) {
+        st = look(s, file, item);
+        if (st != CLATTN_OK)
+            return file_fail(s, st);
+    }
+    if (!item->resumed && !opt->dry_run) {
+        st = tune_measure(s, opt, clock, item);
+        if (st != CLATTN_OK)
+            return tool_library_fail(&s->log, st, item->name);
+    }
+    if (!item->resumed && !item->stopped && !opt->dry_run) {
+        tool_log_clear(&s->log);
+        st = save(s, file, item);
+    }
+    tune_report(opt, s, item, opt->dry_run || item->stopped ? NULL : file);
+    return st == CLATTN_OK ? wrong_ones(item) : file_fail(s, st);
+}
+
+static int tune_all(struct tool_session *s, const struct tune_options *opt, const char *file)
+{
+    struct tune_clock clock = {.start_ms = tool_now_ms(), .budget_ms = 1e3 * opt->budget_s,
+                               .items = opt->rows * opt->algos};
+    int worst = 0;
+
+    for (; clock.item < clock.items && !tune_stopped(&clock) && worst != TOOL_DEVICE;
+         clock.item++) {
+        struct tune_item item = {.p = opt->row[clock.item / opt->algos].p};
+        item.p.algo = opt->algo[clock.item % opt->algos];
+        item.p.kernel = opt->kernel;
+        const int code = tune_one(s, opt, &clock, file, &item);
+        worst = code > worst ? code : worst;
+        free(item.tile);
+        if (item.stopped)
+            break;
+    }
+    if (!opt->json && clock.item < clock.items && tune_stopped(&clock))
+        printf("%s: %d of %d done; the same command goes on from there\n",
+               tune_signal ? "stopped" : "the time is over", clock.item, clock.items);
+    return worst;
+}
+
+static int run(const struct tune_options *opt)
+{
+    struct tool_session s;
+    char file[TUNE_PATH] = "", what[256] = "";
+    int code = 0;
+
+    tool_session_init(&s);
+    s.log.quiet = true; // a tile that fails is a line of the table
+    if (opt->device)
+        snprintf(what, sizeof what, "--device %s", opt->device);
+    clattn_status st = tool_session_open(&s, opt->device, 0, CLATTN_CONTEXT_NO_TUNING);
+    if (st != CLATTN_OK)
+        code = tool_library_fail(&s.log, st, what);
+    else if (s.device.type == CLATTN_DEVICE_BUILTIN_CPU)
+        code = tool_fail(TOOL_USE, "the built-in CPU path has no tiles to measure: name an OpenCL "
+                                   "device with --device");
+    else if (opt->output && strlen(opt->output) >= sizeof file)
+        code = tool_fail(TOOL_USE, "option --output: over %d characters", TUNE_PATH - 1);
+    else if (opt->output)
+        snprintf(file, sizeof file, "%s", opt->output);
+    else if (!opt->dry_run && clattn_tune_path(file, sizeof file) != CLATTN_OK)
+        code = tool_fail(TOOL_USE, "neither XDG_CONFIG_HOME nor HOME names a folder: name a file "
+                                   "with --output");
+    if (!code && !opt->json) {
+        tool_device_text(&s.device, what, sizeof what);
+        printf("device  %s\n", what);
+        if (!opt->dry_run)
+            printf("file    %s\n", file);
+        printf("\n");
+    }
+    if (!code) {
+        catch_signals();
+        code = tune_all(&s, opt, file);
+    }
+    tool_session_close(&s);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct tune_options *opt = calloc(1, sizeof *opt);
+    int code;
+
+    tool_start("clattn-tune");
+    if (!opt)
+        return tool_fail(TOOL_DEVICE, "no memory for the options");
+    opt->runs = 5;
+    code = tune_options(argc, argv, opt);
+    if (!code && opt->help)
+        printf("%s", help);
+    else if (!code && opt->version)
+        tool_print_version();
+    else if (!code)
+        code = run(opt);
+    free(opt);
+    code = tool_finish(code);
+    if (tune_signal)
+        raise(tune_signal); // its default action by now: who waits for the program sees it
+    return code;
+}
