@@ -3,8 +3,10 @@
 # Installs what the tests need (Debian 12, as root or through sudo) and runs all of them: with gcc
 # and clang, on every OpenCL device that a machine without a GPU can have, and without OpenCL.
 #
-#   tools/test_all.sh                        everything
-#   tools/test_all.sh [--no-install] STEP... only these steps, see `steps` below, and their builds
+#   tools/test_all.sh                        all of them, within 25 minutes on 2 cores
+#   tools/test_all.sh --full                 with wider selections of cases on each device, for hours
+#   tools/test_all.sh [--full] [--no-install] STEP...
+#                                            only these steps, see `steps` below, and their builds
 #
 # A device that can't be found is a failure. BUILD_DIR says where to build (default: build in the
 # repository). The last line reads "N passed, N failed"; the exit status is 0 when none failed.
@@ -32,6 +34,7 @@ log=$build/step.log
 passed=0
 failed=0
 skipped=0
+full=no # yes: the wider selections
 
 say() {
   printf '%s\n' "$*"
@@ -139,8 +142,9 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
     pocl)
       # It takes three seconds to compile a kernel, so the full selection is Intel's; the group
       # shape is llvmpipe's.
-      device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd "POCL_CACHE_DIR=$build/cache/pocl"
-                   CLATTN_TEST_MEDIUM=1 CLATTN_TEST_PREFERRED=1 CLATTN_TEST_SHARE=1)
+      device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd "POCL_CACHE_DIR=$build/cache/pocl")
+      [ "$full" = yes ] ||
+        device_env+=(CLATTN_TEST_MEDIUM=1 CLATTN_TEST_PREFERRED=1 CLATTN_TEST_SHARE=1)
       ;;
     pocl-cbs)
       # Another way to turn barriers into loops. PoCL 3.1 does not know this name and takes its
@@ -152,8 +156,8 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
       ;;
     intel)
       device_env+=("OCL_ICD_VENDORS=$build/intel/vendors"
-                   "LD_LIBRARY_PATH=$build/intel/venv/lib" CLATTN_TEST_PREFERRED=1
-                   CLATTN_TEST_SHARE=2)
+                   "LD_LIBRARY_PATH=$build/intel/venv/lib")
+      [ "$full" = yes ] || device_env+=(CLATTN_TEST_PREFERRED=1 CLATTN_TEST_SHARE=2)
       ;;
     llvmpipe)
       device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/rusticl.icd RUSTICL_ENABLE=llvmpipe
@@ -213,18 +217,22 @@ device_suite() { # device_suite NAME SECONDS [BUT]: the suite on one device, wit
   local programs
   use_device "$1"
   have gcc || return 0
-  mapfile -t programs < <(device_programs -v " cpu\$|^(${3:-})\$")
+  mapfile -t programs < <(device_programs -v " cpu( dot)?\$|^(${3:-})\$")
   suites gcc "$1" "$2" "${programs[@]}"
 }
 
 slow_device_suite() { # slow_device_suite NAME SECONDS WIDE [BUT]: likewise, but only the programs
-  # WIDE run the device's own selection, the others the small one
+  # WIDE run the device's own selection, the others the small one; with --full all their own
   local programs
+  if [ "$full" = yes ]; then
+    device_suite "$1" 14400
+    return
+  fi
   use_device "$1"
   have gcc || return 0
   mapfile -t programs < <(device_programs "^($3)\$")
   suites gcc "$1" "$2" "${programs[@]}"
-  mapfile -t programs < <(device_programs -v " cpu\$|^($3|${4:-})\$")
+  mapfile -t programs < <(device_programs -v " cpu( dot)?\$|^($3|${4:-})\$")
   device_env+=(CLATTN_TEST_SMALL=1)
   suites gcc "$1-small" "$2" "${programs[@]}"
 }
@@ -257,9 +265,12 @@ step_host() {
   mapfile -t programs < <(meson test -C "$build/gcc" --no-rebuild --suite unit --list 2>/dev/null |
     sed 's|.* / ||' | grep -Ev '^(banks|host|host_features)$')
   ! have clang || suites clang host 300 "${programs[@]}"
-  mapfile -t programs < <(device_programs ' cpu$')
+  mapfile -t programs < <(device_programs ' cpu( dot)?$')
   ! have gcc || suites gcc host-device 300 "${programs[@]}"
 }
+
+# Programs about what the host does, whichever device it has.
+host_programs='programs|program_cache|opencl_(api|softmax|kv)|failures|liars|enqueue'
 
 # PoCL takes three seconds to compile a kernel, llvmpipe as long to run one.
 step_pocl() {
@@ -272,14 +283,14 @@ step_pocl_cbs() {
   # results have no kernels of their own.
   local host='invalid|refusals|refused_memory|ceilings'
   local results='agreement|long|offsets|cases|minilm|split_kv|features|feature_identities|softmax'
-  results+='|family|append|merge|rotary|warm_up'
+  results+='|family|append|merge|rotary|warm_up|tuned|allocations'
   device_suite pocl-cbs 1200 \
-    "programs|program_cache|opencl_(api|softmax|kv)|subgroups|unfused|($host|$results) opencl"
+    "$host_programs|subgroups|unfused|($host|$results) opencl"
 }
 
 step_intel() {
   check "install ${intel_packages[*]}" install_intel
-  slow_device_suite intel 1200 "(fused|features|family|long|softmax) opencl"
+  slow_device_suite intel 1200 "(fused|features|long) opencl"
   # Each feature on the other algorithms, too; the small selection still holds.
   device_env+=(CLATTN_TEST_ALGOS=split_kv,two_loop,fused_kv_outer,unfused)
   ! have gcc || suites gcc intel-algos 600 "features opencl"
@@ -288,7 +299,7 @@ step_intel() {
 # Of the tools the step minilm runs two on each device; their own tests are the host's work, where
 # they meet PoCL.
 step_llvmpipe() {
-  slow_device_suite llvmpipe 1200 "fused opencl" "ceilings opencl"
+  slow_device_suite llvmpipe 1200 "family opencl" "ceilings opencl"
 }
 
 race_is_reported() { # a kernel with a race, to see that reports are recognised
@@ -310,8 +321,8 @@ step_oclgrind() {
   # operations around attention, where work-items read nothing that another has written.
   local host='identities|invalid|refusals|refused_memory|ceilings|append|rotary|merge'
   local large='agreement|long|offsets|minilm|cases|fused|edges|feature_identities'
-  device_suite oclgrind 1200 \
-    "programs|program_cache|opencl_(api|softmax|kv)|subgroups|unfused|($host|$large) opencl"
+  host+='|tuned|allocations'
+  device_suite oclgrind 1200 "$host_programs|subgroups|unfused|($host|$large) opencl"
   ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic
 }
 
@@ -328,7 +339,7 @@ step_sanitize() {
   suites sanitize sanitize 600 --suite unit --suite tools --no-suite timing
   # The programs left out look at numbers, along the ways that the others go.
   local programs of_build=sanitize
-  mapfile -t programs < <(device_programs ' cpu$' | grep -Ev '^(fused|family) cpu$')
+  mapfile -t programs < <(device_programs ' cpu( dot)?$' | grep -Ev '^(fused|family) cpu$')
   suites sanitize sanitize-device 600 "${programs[@]}"
 }
 
@@ -424,18 +435,18 @@ step_minilm() {
 install=yes
 chosen=()
 for argument in "$@"; do
-  case " --no-install ${steps[*]} " in
+  case " --no-install --full ${steps[*]} " in
     *" $argument "*) ;;
     *)
-      say "usage: tools/test_all.sh [--no-install] [STEP...], steps: ${steps[*]}" >&2
+      say "usage: tools/test_all.sh [--full] [--no-install] [STEP...], steps: ${steps[*]}" >&2
       exit 2
       ;;
   esac
-  if [ "$argument" = --no-install ]; then
-    install=no
-  else
-    chosen+=("$argument")
-  fi
+  case $argument in
+    --no-install) install=no ;;
+    --full) full=yes ;;
+    *) chosen+=("$argument") ;;
+  esac
 done
 [ "${#chosen[@]}" -gt 0 ] || chosen=("${steps[@]}")
 
