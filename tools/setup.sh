@@ -14,10 +14,12 @@ run_packages=(
   opencl-c-headers ocl-icd-libopencl1 pocl-opencl-icd libclblast1
   libjansson-dev libsmartcols-dev
 )
-# mesa-opencl-icd brings rusticl with llvmpipe; gnuplot draws the plots of clattn-bench.
+# mesa-opencl-icd brings rusticl with llvmpipe; gnuplot draws the plots of clattn-bench; libclc-15
+# is for tools/gpu_compile_check, which fetches the rest of its compilers itself.
 test_packages=(
   g++ clang libomp-dev binutils python3-venv
   libcmocka-dev ocl-icd-opencl-dev mesa-opencl-icd oclgrind gnuplot-nox
+  libclc-15
 )
 
 case "${1:-}" in

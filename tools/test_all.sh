@@ -14,7 +14,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Long ones first, since two run at a time.
-steps=(build pocl llvmpipe oclgrind intel sanitize host pocl-cbs no-opencl minilm library install)
+steps=(build pocl llvmpipe oclgrind intel sanitize host pocl-cbs no-opencl minilm library install
+       gpu_compile)
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
 intel_packages=(intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0)
@@ -405,6 +406,12 @@ minilm() { # minilm WHAT OPTION...: the real input through clattn-run, to 1e-5
     -q "$data/q.npy" -k "$data/k.npy" -v "$data/v.npy" --mask "$data/mask.npy" \
     -o "$out/o.npy" --lse "$out/lse.npy" --compare "$data/o.npy" --tolerance 1e-5
   check "minilm on $what: log-sum-exp" tools/show_npy.py "$out/lse.npy" "$data/lse.npy"
+}
+
+# The kernels for GPUs, by compilers that are fetched and kept under the build folder.
+step_gpu_compile() {
+  ! have gcc || check "kernels compile for GPUs" tools/gpu_compile_check --build "$build/gcc" \
+    --tools "$build/gpu-compilers" --jobs 2 --require nvidia,amd,intel
 }
 
 step_minilm() {

@@ -8,7 +8,7 @@
 //
 // `device` names the figures, which several targets share. `set` is "core" for the few that are
 // checked always, else "more". `choice` is 0 where the tile is the first choice of some problem,
-// else its rank. A variant appears once for each device, under the first problem that takes it.
+// else its rank. A variant appears once for each device, under a problem that ranks it so.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,8 +104,10 @@ static void add(const struct variant *v)
             strcmp(old->options, v->options) != 0)
             continue;
         old->core = old->core || v->core;
-        if (v->choice < old->choice)
+        if (v->choice < old->choice) {
             old->choice = v->choice;
+            memcpy(old->problem, v->problem, sizeof old->problem);
+        }
         return;
     }
     if (count == room) {

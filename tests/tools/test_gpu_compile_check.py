@@ -47,6 +47,20 @@ GCN = """\
 ; ScratchSize: 96
 ; LDSByteSize: 25104 bytes/workgroup (compile time only)
 ; Occupancy: 2
+\t.amdhsa_kernel two_loop_group
+; NumVgprs: 142
+; ScratchSize: 36
+; LDSByteSize: 34832 bytes/workgroup (compile time only)
+; Occupancy: 2
+    .name:           unfused_copy
+    .sgpr_spill_count: 0
+    .vgpr_spill_count: 0
+    .name:           fused_group
+    .sgpr_spill_count: 2
+    .vgpr_spill_count: 24
+    .name:           two_loop_group
+    .sgpr_spill_count: 8
+    .vgpr_spill_count: 0
 """
 OCLOC = """\
 
@@ -66,7 +80,9 @@ class Compilers(unittest.TestCase):
         self.assertEqual(check.parse_gcn(GCN),
                          {"unfused_copy": {"regs": 19, "spill": 0, "local": 0, "occupancy": 8},
                           "fused_group": {"regs": 188, "spill": 96, "local": 25104,
-                                          "occupancy": 2}})
+                                          "occupancy": 2},
+                          "two_loop_group": {"regs": 142, "spill": 0, "local": 34832,
+                                             "occupancy": 2}})
 
     def test_ocloc(self):
         self.assertEqual(check.parse_ocloc(OCLOC), {"fused_group": {"spill": 10, "simd": 8}})
