@@ -115,6 +115,31 @@ class Processes(unittest.TestCase):
         # One that was ended is started again for the next shape.
         self.assertEqual(measure(everybody[1:2], SQUARE, "f32", 1)["cells"][0]["first"], 0.01)
 
+    def test_who_is_stopped_ends_with_its_driver(self):
+        driver = f"""
+import os, sys
+sys.path.insert(0, {TOOLS!r})
+from contender import Contender
+c = Contender("x", "peer", [sys.executable, "-S", "-B", {self.program!r}, {TOOLS!r}], None,
+              {{"name": "x", "folder": {self.folder!r}}})
+c.start()
+os.kill(os.getpid(), 9)
+"""
+        subprocess.run([sys.executable, "-B", "-c", driver], check=False)
+        with open(os.path.join(self.folder, "x.pid"), encoding="utf-8") as file:
+            pid = int(file.read())
+        for _ in range(500):
+            try:
+                with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+                    state = file.read().rpartition(")")[2].split()[0]
+            except OSError:
+                return
+            if state == "Z":
+                return
+            worker.time.sleep(0.01)
+        os.kill(pid, 9)
+        self.fail(f"it is still there in state {state}")
+
     def test_a_program_that_is_not_there(self):
         absent = Contender("x", "peer", [self.folder + "/none"], {}, {})
         self.assertRaises(Failed, absent.start)

@@ -10,6 +10,7 @@
 A contender may know several ways of computing the same (the variants of its maker): each is
 checked, and the fastest stands for it. Whatever a library prints goes to stderr.
 """
+import ctypes
 import json
 import os
 import sys
@@ -159,6 +160,8 @@ class Server:
 
 def serve(server):
     """Answers until stdin ends; stdout is kept for the answers alone."""
+    # One that is stopped would outlive a driver that is killed: prctl(PR_SET_PDEATHSIG, SIGKILL).
+    ctypes.CDLL(None).prctl(1, 9)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     handlers = {"open": server.open, "devices": server.devices, "prepare": server.prepare,
