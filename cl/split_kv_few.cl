@@ -58,8 +58,13 @@
 #define FLUSH_TILES (8192 / TILE_K + 1)
 #define SCORE_VECS (TILE_K * ROWS / W)
 
-#define LINE (64 / (int)sizeof(kv_elem)) // elements
-#define AHEAD 16 // rows of K that are asked for before they are read
+#define AHEAD 16 // rows of K that are asked for before they are staged
+
+#define LINES(dim) (((dim) * (int)sizeof(kv_elem) + CACHE_LINE - 1) / CACHE_LINE) // of a row
+#define PASSES (DIM_V / W / BLOCK) // of accumulate() over the keys of a tile
+// Every PASS_STEP-th of them asks for PASS_LINES lines of K for each key.
+#define PASS_STEP (PASSES > LINES(DIM_QK) ? PASSES / LINES(DIM_QK) : 1)
+#define PASS_LINES (PASSES > 0 ? (LINES(DIM_QK) + PASSES - 1) / PASSES : 0)
 #define STAGE_FLOATS (STAGED ? TILE_K * (DIM_QK > DIM_V ? DIM_QK : DIM_V) : 1)
 // Scales of int8 rows that are read where they are: K's multiply scores, V's the weights.
 #define SCALES_APART (DTYPE_KV == CLA_DTYPE_I8 && !STAGED)
@@ -150,6 +155,7 @@ static inline void load_queries(ROWF *q, const struct cla_fwd_args *a, const str
 struct key_tile {
     kv_row k;
     kv_row v;
+    kv_row next; // K of the tile behind it
     long k_stride;
     long v_stride;
     int keys;
@@ -157,7 +163,8 @@ struct key_tile {
 
 static inline void find_keys(struct key_tile *t, const struct cla_fwd_args *a,
                              const struct fwd_mem *mem, const struct few *rows,
-                             __global const kv_elem *k, __global const kv_elem *v, int j, int n)
+                             __global const kv_elem *k, __global const kv_elem *v, int j, int n,
+                             int left)
 {
     t->keys = n;
 #if STAGED
@@ -166,13 +173,24 @@ static inline void find_keys(struct key_tile *t, const struct cla_fwd_args *a,
 #else
     t->k = k + key_at(a, mem, &a->k, rows->b, rows->g, j);
     t->v = v + key_at(a, mem, &a->v, rows->b, rows->g, j);
+    t->next = t->k + (n < left ? TILE_K * a->k.stride_s : 0);
     t->k_stride = a->k.stride_s;
     t->v_stride = a->v.stride_s;
 #endif
 }
 
-// s = Q * K. A block that reaches over the end repeats the last key. Asks for the rows of V that
-// are needed next, and for those of K a little ahead.
+// Asks for `n` lines (a constant) of rows of `dim` channels, from line `at` on, all rows in a row.
+INLINE void ask_for(kv_row rows, long stride, int at, const int n, const int dim)
+{
+#pragma unroll
+    for (int c = at; c < at + n; ++c)
+        PREFETCH(rows, c / LINES(dim) * stride +
+                           c % LINES(dim) * (CACHE_LINE / (int)sizeof(kv_elem)));
+}
+
+// s = Q * K. A block that reaches over the end repeats the last key. Asks for the rows of V, which
+// are needed next. accumulate() asks for K of the tile behind, so that memory always has something
+// to do: there is no more to win by asking further ahead.
 static inline void score(ROWF *s, const ROWF *q, const struct key_tile *t)
 {
     for (int j = 0; j < t->keys; j += BLOCK) {
@@ -181,14 +199,9 @@ static inline void score(ROWF *s, const ROWF *q, const struct key_tile *t)
 #pragma unroll
         for (int n = 0; n < BLOCK; ++n) {
             row[n] = t->k + min(j + n, t->keys - 1) * t->k_stride;
-#if defined(HAS_PREFETCH) && !STAGED
-#pragma unroll
-            for (int d = 0; d < DIM_QK; d += LINE)
-                PREFETCH(t->k, (j + n + AHEAD) * t->k_stride + d);
-#pragma unroll
-            for (int d = 0; d < DIM_V; d += LINE)
-                PREFETCH(t->v, (j + n) * t->v_stride + d);
-#endif
+            ask_for(t->v, t->v_stride, (j + n) * LINES(DIM_V), LINES(DIM_V), DIM_V);
+            if (PASSES == 0)
+                ask_for(t->next, t->k_stride, (j + n) * LINES(DIM_QK), LINES(DIM_QK), DIM_QK);
         }
 #pragma unroll
         for (int n = 0; n < SUMS; ++n)
@@ -222,12 +235,14 @@ static inline void score(ROWF *s, const ROWF *q, const struct key_tile *t)
 // x *= the scale of each lane's key.
 static inline void multiply_scales(ROWF *x, __global const float *scale, long stride, int n)
 {
-    ROWF factor[SCORE_VECS];
-    const int lanes = (n * ROWS + W - 1) / W * W;
-    for (int c = 0; c < lanes; ++c)
-        ((float *)factor)[c] = scale[min(c / ROWS, n - 1) * stride];
-    for (int c = 0; c < lanes / W; ++c)
-        x[c] *= factor[c];
+    for (int c = 0; c < (n * ROWS + W - 1) / W; ++c) {
+        ROWF factor;
+#pragma unroll
+        for (int lane = 0; lane < W; ++lane)
+            ((float *)&factor)[lane] =
+                scale[min(c * (W / ROWS) + lane / ROWS, n - 1) * stride];
+        x[c] *= factor;
+    }
 }
 #endif
 
@@ -356,6 +371,9 @@ static inline void accumulate_block(ROWF *o, const float *p, const float *f,
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             w[r] = (ROWF)(p[j * ROWS + r]);
+        if (cols == BLOCK && c / BLOCK % PASS_STEP == 0)
+            ask_for(t->next, t->k_stride, (c / BLOCK / PASS_STEP * TILE_K + j) * PASS_LINES,
+                    PASS_LINES, DIM_QK);
 #pragma unroll
         for (int n = 0; n < cols; ++n) {
             ROWF x = DIM_V < W ? load_vec(val + j * t->v_stride, 0, DIM_V)
@@ -530,7 +548,7 @@ split_kv_few(FWD_PARAMS)
             float room[STAGE_FLOATS];
             ROWF p[SCORE_VECS];
             const int vecs = (n * ROWS + W - 1) / W;
-            find_keys(&t, &a, &mem, &rows, k_mem, v_mem, j, n);
+            find_keys(&t, &a, &mem, &rows, k_mem, v_mem, j, n, j_end - j);
 #if STAGED
             const struct rows_of_keys k_rows = {&a.k, k_mem, &a.k_scale, mem.k_scale, b,
                                                 g,    v_mem, &a.v,       AHEAD};
