@@ -4,7 +4,7 @@
 # and clang, on every OpenCL device that a machine without a GPU can have, and without OpenCL.
 #
 #   tools/test_all.sh                        all of them, within 25 minutes on 2 cores
-#   tools/test_all.sh --full                 with wider selections of cases on each device, for hours
+#   tools/test_all.sh --full                 wider selections of cases on each device, for hours
 #   tools/test_all.sh [--full] [--no-install] STEP...
 #                                            only these steps, see `steps` below, and their builds
 #
