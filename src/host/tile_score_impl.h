@@ -24,6 +24,8 @@ struct tile {
     int32_t tile_k;
     int64_t row0; // rows of the job that this tile has, from lane0 of the job's on
     int32_t rows, lane0;
+    int vectors;        // 1 or 2 where no more have rows, or QV
+    int32_t dtype_o;    // of o_row: float in a part
     int32_t key0, key1; // what of the job's keys its rows may see
     bool careful;
     bool mask_full; // the mask shows every pair of the tile of keys in hand
@@ -32,11 +34,13 @@ struct tile {
     vf *q, *o, *o_hi, *s; // [dim_qk][QV], [dim_v][QV] twice, [tile_k][QV]
     vi *vis;              // [tile_k][QV], -1 = the boolean mask shows the pair; NULL without one
     vf *bias;             // [tile_k][QV], NULL without one
-    vf m[QV], l[QV], m_hi[QV], l_hi[QV];
+    int32_t all_lo, all_hi; // keys that the windows of all rows share
+    // What follows is left as it is until it is set.
     int32_t query[TQ], head[TQ]; // of each lane; lanes without a row repeat the last one
-    vi lo[QV], hi[QV];           // window of each lane, where some key of the job needs it
-    vf slope[QV];                // of ALiBi
-    int32_t all_lo, all_hi;      // keys that the windows of all rows share
+    char *o_row[TQ];             // where the row of a lane is written
+    vf m[QV], l[QV], m_hi[QV], l_hi[QV];
+    vi lo[QV], hi[QV]; // window of each lane, where some key of the job needs it
+    vf slope[QV];      // of ALiBi
 };
 
 static int32_t tile_keys(const struct cla_problem *p)
@@ -88,38 +92,66 @@ static void tile_find_rows(struct tile *t)
             query++;
         }
     }
+    const int vectors = (t->rows + W - 1) / W;
+    t->vectors = vectors > 2 ? QV : vectors;
+}
+
+static void tile_find_o(struct tile *t)
+{
+    const struct cla_call *call = t->f->call;
+    t->dtype_o = t->job->part ? CLATTN_DTYPE_F32 : t->f->p->dtype_o;
+    for (int32_t lane = 0; lane < t->rows; lane++) {
+        if (t->job->part) {
+            const int64_t row = (int64_t)(t->lane0 + lane) * t->dim_v;
+            t->o_row[lane] = (char *)(t->job->part + 2 * t->job->rows + row);
+            continue;
+        }
+        const int64_t at =
+            cla_query_at(call, &call->o, t->job->b, t->head[lane], t->query[lane]);
+        t->o_row[lane] = (char *)t->f->mem->o + at * (int64_t)cla_dtype_bytes(t->dtype_o);
+    }
+}
+
+// Transposes the rows of a vector, which are `rows` elements of a type (a constant) from q on.
+VEC_INLINE void load_q_rows(const struct tile *t, vf *to, const int64_t rows[W], vf factor,
+                            const int32_t dtype)
+{
+    const void *q = t->f->mem->q;
+    int32_t d = 0;
+    for (; d + W <= t->dim_qk; d += W) {
+        vf block[W];
+        VEC_UNROLL
+        for (int32_t i = 0; i < W; i++)
+            block[i] = vec_load_as(q, rows[i] + d, dtype);
+        vec_transpose(block);
+        VEC_UNROLL
+        for (int32_t i = 0; i < W; i++)
+            to[(d + i) * QV] = block[i] * factor;
+    }
+    for (; d < t->dim_qk; d++) {
+        vf x = vec_splat(0.0f);
+        for (int32_t i = 0; i < W; i++)
+            x[i] = load_as(q, rows[i] + d, dtype);
+        to[d * QV] = x * factor;
+    }
 }
 
 static void tile_load_q(struct tile *t)
 {
     const struct cla_call *call = t->f->call;
-    const void *q = t->f->mem->q;
-    const int32_t dtype = t->f->p->dtype_q;
     const float scale = t->f->call->scale;
     const bool fold = cla_scale_folds(scale);
     const vf factor = vec_splat(fold ? scale : 1.0f);
     t->post_scale = fold ? 1.0f : scale;
+    int64_t row[TQ];
+    for (int32_t i = 0; i < TQ; i++)
+        row[i] = cla_query_at(call, &call->q, t->job->b, t->head[i], t->query[i]);
     for (int32_t v = 0; v < QV; v++) {
-        int64_t row[W];
-        for (int32_t i = 0; i < W; i++)
-            row[i] = cla_query_at(call, &call->q, t->job->b, t->head[v * W + i],
-                                  t->query[v * W + i]);
-        int32_t d = 0;
-        for (; d + W <= t->dim_qk; d += W) {
-            vf block[W];
-            VEC_UNROLL
-            for (int32_t i = 0; i < W; i++)
-                block[i] = vec_load_as(q, row[i] + d, dtype);
-            vec_transpose(block);
-            VEC_UNROLL
-            for (int32_t i = 0; i < W; i++)
-                t->q[(d + i) * QV + v] = block[i] * factor;
-        }
-        for (; d < t->dim_qk; d++) {
-            vf x = vec_splat(0.0f);
-            for (int32_t i = 0; i < W; i++)
-                x[i] = load_as(q, row[i] + d, dtype);
-            t->q[d * QV + v] = x * factor;
+        vf *to = t->q + v;
+        switch (t->f->p->dtype_q) {
+        case CLATTN_DTYPE_F16: load_q_rows(t, to, row + v * W, factor, CLATTN_DTYPE_F16); break;
+        case CLATTN_DTYPE_BF16: load_q_rows(t, to, row + v * W, factor, CLATTN_DTYPE_BF16); break;
+        default: load_q_rows(t, to, row + v * W, factor, CLATTN_DTYPE_F32); break;
         }
     }
 }
@@ -169,16 +201,23 @@ static void tile_scores(const struct tile *t, int32_t n)
 {
     const float *k = t->k;
     vf *s = t->s;
+    const int32_t step = t->vectors < QV ? NARROW / t->vectors : RK;
     // While a block of keys is computed, the next one of K is fetched, and the rows of V that these
     // keys will need.
     struct ahead ahead = {.k_stride = 4 * t->k_stride, .v_stride = 4 * t->v_stride};
     ahead.v = (uintptr_t)t->v;
     int32_t j = 0;
-    for (; j + RK <= n; j += RK) {
-        ahead.k = (uintptr_t)(k + j * t->k_stride) + (uintptr_t)(RK * ahead.k_stride);
-        score_block(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, &ahead);
-        ahead.v += (uintptr_t)(RK * ahead.v_stride);
+    for (; j + step <= n; j += step) {
+        const float *at = k + j * t->k_stride;
+        ahead.k = (uintptr_t)at + (uintptr_t)(step * ahead.k_stride);
+        if (t->vectors < QV)
+            score_narrow(at, t->k_stride, t->q, t->dim_qk, s + j * QV, &ahead, t->vectors);
+        else
+            score_block(at, t->k_stride, t->q, t->dim_qk, s + j * QV, &ahead);
+        ahead.v += (uintptr_t)(step * ahead.v_stride);
     }
+    for (; j + RK <= n; j += RK)
+        score_block(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, &ahead);
     if (j < n)
         score_rest(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, n - j);
     if (t->post_scale != 1.0f) {
@@ -188,11 +227,13 @@ static void tile_scores(const struct tile *t, int32_t n)
     }
 }
 
-static void tile_apply_window(struct tile *t, int32_t key, int32_t n)
+// Hides keys j0..j1-1 of the tile where they are out of the window of a row.
+static void tile_apply_window(struct tile *t, int32_t key, int32_t j0, int32_t j1)
 {
     const vf hidden = vec_splat(-INFINITY);
-    for (int32_t j = 0; j < n; j++) {
+    for (int32_t j = j0; j < j1; j++) {
         const vi at = (key + j) - (vi){0};
+        VEC_UNROLL
         for (int v = 0; v < QV; v++) {
             const vi visible = (vi)(at >= t->lo[v]) & (vi)(at <= t->hi[v]);
             t->s[j * QV + v] = vec_select(visible, t->s[j * QV + v], hidden);
@@ -320,8 +361,12 @@ static void tile_finish_scores(struct tile *t, int32_t key, int32_t n)
     if (t->bias)
         for (int32_t j = 0; j < n * QV; j++)
             t->s[j] = vec_bias(t->s[j], t->bias[j]);
-    if (key < t->all_lo || key + n - 1 > t->all_hi)
-        tile_apply_window(t, key, n);
+    // Rows may share no key at all.
+    const int64_t before = (int64_t)t->all_lo - key, behind = (int64_t)t->all_hi + 1 - key;
+    const int32_t j0 = (int32_t)(before < 0 ? 0 : before > n ? n : before);
+    const int32_t j1 = (int32_t)(behind < j0 ? j0 : behind > n ? n : behind);
+    tile_apply_window(t, key, 0, j0);
+    tile_apply_window(t, key, j1, n);
     if (t->vis && !t->mask_full)
         tile_apply_mask(t, n);
 }
