@@ -329,8 +329,8 @@ static void tile_set_shared(struct tile *t, vf *next)
     t->s = next;
     next += TILE_K * QV + CHUNK;
     if (p->mask) {
-        t->vis = (vi *)(void *)next;
-        next += TILE_K * QV;
+        t->vis = (int8_t *)next;
+        next += MASK_ROWS * QV;
     }
     if (p->bias) {
         t->bias = next;
