@@ -151,7 +151,7 @@ static void tile_step(struct tile *t, int32_t key, int32_t n, bool *staged)
     if (t->bias && !tile_load_bias(t, key, n))
         return;
     tile_find_keys(t, key, n, staged);
-    tile_scores(t, n);
+    tile_scores(t, key, n);
     tile_finish_scores(t, key, n);
     vf alpha[QV];
     if (t->careful)

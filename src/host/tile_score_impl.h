@@ -200,33 +200,48 @@ static void tile_find_keys(struct tile *t, int32_t key, int32_t n, bool *staged)
         stage_keys(&t->v_keys, key, n, t->v_staged);
 }
 
-static void tile_scores(const struct tile *t, int32_t n)
+// How many of the n keys from `key` on come before one that no row of the first `vectors` vectors
+// sees, nor any key after it.
+static int32_t tile_keys_of(const struct tile *t, int32_t key, int32_t n, int vectors)
 {
-    const float *k = t->k;
-    vf *s = t->s;
-    const int32_t step = t->vectors < QV ? NARROW / t->vectors : RK;
+    if (key + (n - 1) <= t->all_hi)
+        return n;
+    const int64_t end = (int64_t)t->hi[vectors - 1][W - 1] + 1 - key;
+    return (int32_t)(end < 0 ? 0 : end > n ? n : end);
+}
+
+static void tile_scores(const struct tile *t, int32_t key, int32_t n)
+{
     // While a block of keys is computed, the next one of K is fetched, and the rows of V that these
     // keys will need.
     struct ahead ahead = {.k_stride = 4 * t->k_stride, .v_stride = 4 * t->v_stride};
-    ahead.v = (uintptr_t)t->v;
-    int32_t j = 0;
-    for (; j + step <= n; j += step) {
-        const float *at = k + j * t->k_stride;
-        ahead.k = (uintptr_t)at + (uintptr_t)(step * ahead.k_stride);
-        if (t->vectors < QV)
-            score_narrow(at, t->k_stride, t->q, t->dim_qk, s + j * QV, &ahead, t->vectors);
-        else
-            score_block(at, t->k_stride, t->q, t->dim_qk, s + j * QV, &ahead);
-        ahead.v += (uintptr_t)(step * ahead.v_stride);
+    const bool narrow = t->vectors < QV;
+    // Only the last vectors of rows see the last keys under a causal mask.
+    const int32_t all = narrow ? 0 : QV > 2 ? tile_keys_of(t, key, n, QV - 2) : n;
+    const int32_t two = narrow ? 0 : QV > 2 ? tile_keys_of(t, key, n, QV - 1) : n;
+    for (int32_t j = 0; j < n;) {
+        const float *k = t->k + j * t->k_stride;
+        vf *s = t->s + j * QV;
+        const int vectors = narrow ? t->vectors : j < all ? QV : j < two ? 2 : 1;
+        int32_t step = vectors == QV ? RK : NARROW / vectors;
+        ahead.k = (uintptr_t)k + (uintptr_t)(step * ahead.k_stride);
+        ahead.v = (uintptr_t)(t->v + j * t->v_stride);
+        const int first = narrow ? 0 : QV - vectors;
+        if (vectors < QV && j + step <= n) {
+            score_narrow(k, t->k_stride, t->q + first, t->dim_qk, s + first, &ahead, vectors);
+        } else if (j + RK <= n) {
+            step = RK;
+            score_block(k, t->k_stride, t->q, t->dim_qk, s, &ahead);
+        } else {
+            step = n - j;
+            score_rest(k, t->k_stride, t->q, t->dim_qk, s, step);
+        }
+        j += step;
     }
-    for (; j + RK <= n; j += RK)
-        score_block(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, &ahead);
-    if (j < n)
-        score_rest(k + j * t->k_stride, t->k_stride, t->q, t->dim_qk, s + j * QV, n - j);
     if (t->post_scale != 1.0f) {
         const vf factor = vec_splat(t->post_scale);
-        for (j = 0; j < n * QV; j++)
-            s[j] *= factor;
+        for (int32_t j = 0; j < n * QV; j++)
+            t->s[j] *= factor;
     }
 }
 
