@@ -63,6 +63,20 @@ VEC_INLINE vf vec_load_i8(const int8_t *p)
 #endif
 }
 
+// Bytes of 0 or -1 as masks.
+VEC_INLINE vi vec_load_bits(const int8_t *p)
+{
+#if W == 16 && defined(__AVX512F__)
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+#elif W == 8 && defined(__AVX2__)
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+#else
+    vb x;
+    memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(x, vi);
+#endif
+}
+
 VEC_INLINE vf vec_load_as(const void *p, int64_t at, int32_t dtype)
 {
     switch (dtype) {

@@ -58,15 +58,32 @@ VEC_INLINE vf vec_bias(vf x, vf bias)
     return vec_select((vi)(bias == vec_splat(-INFINITY)), bias, x + bias);
 }
 
-// Whether a lane holds something else than -infinity.
-VEC_INLINE bool vec_shows(const vf *x, int32_t n)
+// Whether some, and whether all, of the numbers noted so far are something else than -infinity.
+struct seen {
+    vi any, all;
+};
+
+VEC_INLINE struct seen vec_nothing_seen(void)
 {
-    vi shown = {0};
-    for (int32_t i = 0; i < n; i++)
-        shown |= (vi)(x[i] != vec_splat(-INFINITY));
-    int32_t any = 0;
-    for (int i = 0; i < W; i++)
-        any |= shown[i];
+    return (struct seen){.all = ~(vi){0}};
+}
+
+VEC_INLINE void vec_note(struct seen *seen, vf x)
+{
+    const vi shown = (vi)(x != vec_splat(-INFINITY));
+    seen->any |= shown;
+    seen->all &= shown;
+}
+
+// *hides is whether some number is -infinity. Returns whether some number is not.
+VEC_INLINE bool vec_shows(const struct seen *seen, bool *hides)
+{
+    int32_t any = 0, all = -1;
+    for (int i = 0; i < W; i++) {
+        any |= seen->any[i];
+        all &= seen->all[i];
+    }
+    *hides = all == 0;
     return any != 0;
 }
 

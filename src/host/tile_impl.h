@@ -119,6 +119,9 @@ static void tile_pv(const struct tile *t, int32_t n, const vf alpha[QV])
             pv_careful(v + d, t->v_stride, t->s, n, alpha, t->o + d * QV);
         return;
     }
+    const int32_t step = t->vectors < QV ? NARROW / t->vectors : RD;
+    for (; t->vectors < QV && d + step <= t->dim_v; d += step)
+        pv_narrow(v + d, t->v_stride, t->s, n, alpha, t->o + d * QV, t->vectors);
     for (; d + RD <= t->dim_v; d += RD)
         pv_block(v + d, t->v_stride, t->s, n, alpha, t->o + d * QV);
     if (d < t->dim_v)
@@ -158,7 +161,7 @@ static void tile_step(struct tile *t, int32_t key, int32_t n, bool *staged)
         dot_scores(t, n);
     } else {
         tile_find_keys(t, key, n, staged);
-        tile_scores(t, n);
+        tile_scores(t, key, n);
     }
     tile_finish_scores(t, key, n);
     vf alpha[QV];
@@ -176,8 +179,20 @@ static void tile_clear(struct tile *t)
         t->l[v] = t->l_hi[v] = vec_splat(0.0f);
     }
     memset(t->o, 0, sizeof(vf) * QV * (size_t)t->dim_v);
+    // Scores of vectors without rows are not computed, but their weights are.
+    if (t->vectors < QV)
+        memset(t->s, 0, sizeof(vf) * QV * TILE_K);
     if (t->job->key1 - t->job->key0 >= FLUSH_KEYS)
         memset(t->o_hi, 0, sizeof(vf) * QV * (size_t)t->dim_v);
+}
+
+// Fetches the rows of O for writing while there is still something to compute.
+static void tile_prefetch_o(const struct tile *t)
+{
+    const int32_t bytes = t->dim_v * (int32_t)cla_dtype_bytes(t->dtype_o);
+    for (int32_t lane = 0; lane < t->rows; lane++)
+        for (int32_t at = 0; at < bytes; at += 64)
+            __builtin_prefetch(t->o_row[lane] + at, 1);
 }
 
 // One pass over the keys of the job for `count` tiles of rows. Returns whether the second level was
@@ -194,6 +209,8 @@ static bool tile_sweep(struct tile *tiles, int32_t count)
         const int32_t left = job->key1 - key;
         const int32_t n = left < tile_k ? left : tile_k;
         bool staged = false;
+        for (int32_t i = 0; left <= tile_k && i < count; i++)
+            tile_prefetch_o(&tiles[i]);
         for (int32_t i = 0; i < count; i++)
             tile_step(&tiles[i], key, n, &staged);
         since += n;
@@ -209,30 +226,6 @@ static bool tile_sweep(struct tile *tiles, int32_t count)
     for (int32_t i = 0; flushed && i < count; i++)
         tile_flush(&tiles[i]);
     return flushed;
-}
-
-// Row of O of a lane, and the type of its elements: float in a part.
-static void *tile_o_row(const struct tile *t, int32_t lane, int32_t *dtype)
-{
-    *dtype = CLATTN_DTYPE_F32;
-    if (t->job->part)
-        return t->job->part + 2 * t->job->rows + (int64_t)(t->lane0 + lane) * t->dim_v;
-    const struct cla_call *call = t->f->call;
-    const int64_t at = cla_query_at(call, &call->o, t->job->b, t->head[lane], t->query[lane]);
-    *dtype = t->f->p->dtype_o;
-    return (char *)t->f->mem->o + at * (int64_t)cla_dtype_bytes(*dtype);
-}
-
-// Fetches the rows of O for writing while there is still something to compute.
-static void tile_prefetch_o(const struct tile *t)
-{
-    for (int32_t lane = 0; lane < t->rows; lane++) {
-        int32_t dtype;
-        const char *row = tile_o_row(t, lane, &dtype);
-        const int32_t bytes = t->dim_v * (int32_t)cla_dtype_bytes(dtype);
-        for (int32_t at = 0; at < bytes; at += 64)
-            __builtin_prefetch(row + at, 1);
-    }
 }
 
 // m, l and the factor of O of a row: what the sweep found and the sink, which parts do without.
@@ -256,34 +249,6 @@ static void tile_end_rows(const struct tile *t, const vf l[QV], struct tile_end 
     }
 }
 
-// O / l in place. Returns whether all rows of the job are finite. Rounded weights may take a row
-// that is close to the largest number beyond it, so half of that is where such a row ends.
-static bool tile_normalise(struct tile *t, vf *o, const struct tile_end *e)
-{
-    vf inverse[QV], bad[QV];
-    vi shown[QV];
-    for (int v = 0; v < QV; v++) {
-        inverse[v] = e->keep[v] / e->l[v];
-        // A row that sees nothing has l == 0; a NaN in l stays.
-        shown[v] = ~(vi)(e->l[v] == vec_splat(0.0f));
-        bad[v] = vec_splat(0.0f);
-    }
-    const vf unscale = vec_splat(t->careful ? 1.0f / t->weight_scale : 1.0f);
-    const vf reach = vec_splat(CLA_HOST_DOT && t->dot ? 2.0f : 1.0f);
-    for (int32_t d = 0; d < t->dim_v; d++)
-        for (int v = 0; v < QV; v++) {
-            // The order keeps O / l of large V from overflowing on the way.
-            vf x = o[d * QV + v] * inverse[v] * unscale;
-            x = (vf)(shown[v] & (vi)x);
-            o[d * QV + v] = x;
-            bad[v] = vec_fma(x * reach, vec_splat(0.0f), bad[v]);
-        }
-    for (int32_t lane = 0; lane < t->rows; lane++)
-        if (bad[lane / W][lane % W] != 0.0f)
-            return false;
-    return true;
-}
-
 static void tile_store_lse(const struct tile *t, const struct tile_end *e)
 {
     const struct cla_call *call = t->f->call;
@@ -301,28 +266,64 @@ static void tile_store_lse(const struct tile *t, const struct tile_end *e)
     }
 }
 
-static void tile_store_o(const struct tile *t, const vf *o)
+// Writes O / l of the rows of a vector, as elements of a type (a constant). Returns lanes of 0 for
+// rows that are finite.
+VEC_INLINE vf store_o_rows(const struct tile *t, const vf *o, int32_t v, const struct tile_end *e,
+                           const int32_t dtype)
 {
-    for (int32_t v = 0; v < QV && v * W < t->rows; v++) {
-        const int32_t rows = t->rows - v * W < W ? t->rows - v * W : W;
-        int32_t dtype = CLATTN_DTYPE_F32;
-        void *row[W];
-        for (int32_t i = 0; i < rows; i++)
-            row[i] = tile_o_row(t, v * W + i, &dtype);
-        int32_t d = 0;
-        for (; d + W <= t->dim_v; d += W) {
-            vf block[W];
+    const int32_t rows = t->rows - v * W < W ? t->rows - v * W : W;
+    char *const *row = t->o_row + v * W;
+    const vf inverse = e->keep[v] / e->l[v];
+    const vf unscale = vec_splat(t->careful ? 1.0f / t->weight_scale : 1.0f);
+    // A row that sees nothing has l == 0; a NaN in l stays.
+    const vi shown = ~(vi)(e->l[v] == vec_splat(0.0f));
+    // Rounded weights may take a row that is close to the largest number beyond it, so half of that
+    // is where such a row ends.
+    const vf reach = vec_splat(CLA_HOST_DOT && t->dot ? 2.0f : 1.0f);
+    vf bad[2] = {vec_splat(0.0f), vec_splat(0.0f)};
+    int32_t d = 0;
+    for (; d + W <= t->dim_v; d += W) {
+        vf block[W];
+        VEC_UNROLL
+        for (int32_t i = 0; i < W; i++) {
+            // The order keeps O / l of large V from overflowing on the way.
+            block[i] = (vf)(shown & (vi)(o[(d + i) * QV + v] * inverse * unscale));
+            bad[i % 2] = vec_fma(block[i] * reach, vec_splat(0.0f), bad[i % 2]);
+        }
+        vec_transpose(block);
+        if (rows == W) {
             VEC_UNROLL
             for (int32_t i = 0; i < W; i++)
-                block[i] = o[(d + i) * QV + v];
-            vec_transpose(block);
+                vec_store_as(row[i], d, dtype, block[i]);
+        } else {
             for (int32_t i = 0; i < rows; i++)
                 vec_store_as(row[i], d, dtype, block[i]);
         }
-        for (; d < t->dim_v; d++)
-            for (int32_t i = 0; i < rows; i++)
-                store_as(row[i], d, dtype, o[d * QV + v][i]);
     }
+    for (; d < t->dim_v; d++) {
+        const vf x = (vf)(shown & (vi)(o[d * QV + v] * inverse * unscale));
+        bad[0] = vec_fma(x * reach, vec_splat(0.0f), bad[0]);
+        for (int32_t i = 0; i < rows; i++)
+            store_as(row[i], d, dtype, x[i]);
+    }
+    return bad[0] + bad[1];
+}
+
+// Returns whether all rows are finite.
+static bool tile_store_o(const struct tile *t, const vf *o, const struct tile_end *e)
+{
+    vf bad = vec_splat(0.0f);
+    for (int32_t v = 0; v < QV && v * W < t->rows; v++)
+        switch (t->dtype_o) {
+        case CLATTN_DTYPE_F16: bad += store_o_rows(t, o, v, e, CLATTN_DTYPE_F16); break;
+        case CLATTN_DTYPE_BF16: bad += store_o_rows(t, o, v, e, CLATTN_DTYPE_BF16); break;
+        default: bad += store_o_rows(t, o, v, e, CLATTN_DTYPE_F32); break;
+        }
+    // Lanes without a row are as the last row.
+    for (int i = 0; i < W; i++)
+        if (bad[i] != 0.0f)
+            return false;
+    return true;
 }
 
 // Hands out scratch from `next` on, see tile_floats(): what each tile has for itself. Returns what
@@ -342,8 +343,8 @@ static void tile_set_shared(struct tile *t, vf *next)
     t->s = next;
     next += TILE_K * QV + CHUNK;
     if (p->mask) {
-        t->vis = (vi *)(void *)next;
-        next += TILE_K * QV;
+        t->vis = (int8_t *)next;
+        next += MASK_ROWS * QV;
     }
     if (p->bias) {
         t->bias = next;
@@ -362,18 +363,15 @@ static void tile_set_shared(struct tile *t, vf *next)
     t->v_stride = one ? p->dim_qk : p->dim_v;
 }
 
-// Writes the rows of a tile. Returns false, with nothing written, if one is not finite and may be
-// mended by a careful pass.
+// Writes the rows of a tile. Returns false if one is not finite and may be mended by a careful
+// pass, which writes them again.
 static bool tile_store(struct tile *t, bool flushed)
 {
     struct tile_end end;
-    vf *o = flushed ? t->o_hi : t->o;
-    tile_prefetch_o(t);
     tile_end_rows(t, flushed ? t->l_hi : t->l, &end);
-    if (!tile_normalise(t, o, &end) && !t->careful)
+    if (!tile_store_o(t, flushed ? t->o_hi : t->o, &end) && !t->careful)
         return false;
     tile_store_lse(t, &end);
-    tile_store_o(t, o);
     return true;
 }
 
@@ -397,7 +395,11 @@ static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *jo
     int32_t count = 0;
     for (int32_t lane0 = 0; lane0 < job->rows; lane0 += TQ) {
         struct tile *t = &tiles[count++];
-        *t = (struct tile){.f = f, .job = job, .dim_qk = p->dim_qk, .dim_v = p->dim_v};
+        memset(t, 0, offsetof(struct tile, query));
+        t->f = f;
+        t->job = job;
+        t->dim_qk = p->dim_qk;
+        t->dim_v = p->dim_v;
         t->row0 = job->row0 + lane0;
         t->rows = job->rows - lane0 < TQ ? job->rows - lane0 : TQ;
         t->lane0 = lane0;
@@ -405,6 +407,7 @@ static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *jo
         t->weight_scale = weight_scale(job);
         next = tile_set_memory(t, next);
         tile_find_rows(t);
+        tile_find_o(t);
         t->dot = CLA_HOST_DOT && cla_host_takes_dot(p);
         if (CLA_HOST_DOT && t->dot)
             dot_load_q(t);
