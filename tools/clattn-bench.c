@@ -83,6 +83,9 @@ static const char help_rest[] =
     "(percent_of_peak_paired) is the median over the runs of each run's rate against the mean of\n"
     "the brief peaks right before and right after it, which stands still where the machine's\n"
     "speed does not; runs shorter than 20 ms share their two peaks, as many as make 20 ms.\n"
+    "% of read (percent_of_read_paired), where up to 8 rows of queries share a head of keys that\n"
+    "all of them see, likewise sets how fast K and V go by against a kernel that only reads as\n"
+    "many bytes, the best of several runs right before and right after.\n"
     "\n"
     "MB (bytes) is what a run moves by count: Q and O once, K and V once for each tile of queries\n"
     "of the plan, from the first to the last key that it sees but for a mask; mask and bias once.\n"
@@ -106,7 +109,8 @@ static clattn_status bench_attention(struct tool_session *s, struct tool_session
                                      struct bench_attention *a, struct bench_result *r)
 {
     clattn_status st = bench_attention_open(s, &item->p, a);
-    const struct bench_work work = {bench_attention_run, a, a->gflop};
+    const struct bench_work work = {bench_attention_run, a, a->gflop,
+                                    bench_read_bytes(&item->p)};
     const bool on_cpu =
         a->info.algo == CLATTN_ALGO_HOST || a->info.algo == CLATTN_ALGO_REFERENCE;
 

@@ -9,6 +9,26 @@
 
 #include "host/few_score_impl.h"
 
+// Weights of `count` vectors (a constant) of scores from vector i on, in place and added to *sum.
+VEC_INLINE void few_weigh(struct few *t, int32_t i, vf base, vf *sum, const int count)
+{
+    vf x[VEC_EXP_MOST], p[VEC_EXP_MOST];
+    VEC_UNROLL
+    for (int c = 0; c < count; c++) {
+        x[c] = vec_load(t->s + (i + c) * W);
+        p[c] = x[c] - base;
+    }
+    vec_exp(p, count);
+    VEC_UNROLL
+    for (int c = 0; c < count; c++) {
+        *sum += p[c];
+        if (t->careful) // hidden pairs become -0, which no weight is
+            p[c] = vec_select((vi)(x[c] == vec_splat(-INFINITY)), vec_splat(-0.0f),
+                              p[c] * vec_splat(t->weight_scale));
+        vec_store(t->s + (i + c) * W, p[c]);
+    }
+}
+
 // Scores become weights; m, l and alpha of the group's rows follow.
 static void few_weights(struct few *t, int32_t keys, float alpha[FEW_GROUP])
 {
@@ -30,16 +50,11 @@ static void few_weights(struct few *t, int32_t keys, float alpha[FEW_GROUP])
     vec_exp(&factor, 1);
     const vf spread = few_spread(base, n);
     vf sum = vec_splat(0.0f);
-    for (int32_t i = 0; i < vecs; i++) {
-        const vf x = vec_load(t->s + i * W);
-        vf p = x - spread;
-        vec_exp(&p, 1);
-        sum += p;
-        if (t->careful) // hidden pairs become -0, which no weight is
-            p = vec_select((vi)(x == vec_splat(-INFINITY)), vec_splat(-0.0f),
-                           p * vec_splat(t->weight_scale));
-        vec_store(t->s + i * W, p);
-    }
+    int32_t done = 0;
+    for (; done + VEC_EXP_MOST <= vecs; done += VEC_EXP_MOST)
+        few_weigh(t, done, spread, &sum, VEC_EXP_MOST);
+    for (; done < vecs; done++)
+        few_weigh(t, done, spread, &sum, 1);
     for (int32_t r = 0; r < n; r++) {
         float l = 0.0f;
         for (int32_t i = r; i < W; i += n)
@@ -49,10 +64,34 @@ static void few_weights(struct few *t, int32_t keys, float alpha[FEW_GROUP])
     }
 }
 
+// K of the next tile. All in one go these lines would wait for each other; one after the other
+// beside the products they keep memory busy.
+static struct few_ahead few_next_keys(const struct few *t, int32_t key, int32_t keys)
+{
+    const int32_t left = t->job->key1 - key - keys;
+    return (struct few_ahead){t->k + (int64_t)keys * t->k_stride, t->k_stride, t->dim_qk, 0,
+                              left < FEW_KEYS ? left : FEW_KEYS};
+}
+
+VEC_INLINE void few_ask(struct few_ahead *a)
+{
+    if (a->rows <= 0)
+        return;
+    __builtin_prefetch(a->row + a->d);
+    a->d += CACHE_FLOATS;
+    if (a->d >= a->dim) {
+        a->d = 0;
+        a->rows--;
+        a->row += a->stride;
+    }
+}
+
 // O of `cols` neighbouring vectors (a constant) of n rows (a constant), from vector c.
 VEC_INLINE void few_pv_block(const struct few *t, int32_t keys, const float *alpha, int32_t c,
-                             const int n, const int cols)
+                             const int n, const int cols, struct few_ahead *ahead)
 {
+    // As many for each key as reach over the tile with the last block, or a little earlier.
+    const int lines = cols * W < CACHE_FLOATS ? cols > 1 : cols * W / CACHE_FLOATS;
     const float *v = t->v + few_at(c, t->dim_v);
     vf acc[8][FEW_GROUP];
     VEC_UNROLL
@@ -63,6 +102,9 @@ VEC_INLINE void few_pv_block(const struct few *t, int32_t keys, const float *alp
     }
     for (int32_t j = 0; j < keys; j++) {
         vf w[FEW_GROUP];
+        VEC_UNROLL
+        for (int i = 0; i < lines; i++)
+            few_ask(ahead);
         VEC_UNROLL
         for (int r = 0; r < n; r++)
             w[r] = vec_splat(t->s[j * n + r]);
@@ -85,27 +127,16 @@ VEC_INLINE void few_pv_block(const struct few *t, int32_t keys, const float *alp
     }
 }
 
-// Reads ahead into K of the next tile.
-static void few_prefetch_keys(const struct few *t, int32_t key, int32_t keys)
-{
-    const int32_t left = t->job->key1 - key - keys;
-    const int32_t ahead = left < FEW_KEYS ? left : FEW_KEYS;
-    for (int32_t j = 0; j < ahead; j++) {
-        const float *row = t->k + (int64_t)(keys + j) * t->k_stride;
-        for (int32_t d = 0; d < t->dim_qk; d += 16)
-            __builtin_prefetch(row + d);
-    }
-}
-
 VEC_INLINE void few_pv(const struct few *t, int32_t keys, const float *alpha, const int n)
 {
     const int cols = 8 / n;
     const int32_t full = t->dim_v / W;
+    struct few_ahead ahead = t->ahead;
     int32_t c = 0;
     for (; c + cols <= full; c += cols)
-        few_pv_block(t, keys, alpha, c, n, cols);
+        few_pv_block(t, keys, alpha, c, n, cols, &ahead);
     for (; c < t->vecs_v; c++)
-        few_pv_block(t, keys, alpha, c, n, 1);
+        few_pv_block(t, keys, alpha, c, n, 1, &ahead);
 }
 
 VEC_NOINLINE void few_pv_1(const struct few *t, int32_t keys, const float *alpha)
@@ -209,7 +240,7 @@ static void few_step(struct few *groups, int32_t count, int32_t key, int32_t key
             continue;
         few_score_step(t, key, keys, alpha[g]);
         if (t->first == 0 && !t->k_staged)
-            few_prefetch_keys(t, key, keys);
+            t->ahead = few_next_keys(t, key, keys);
         if (!t->v_staged)
             few_value_step(t, keys, alpha[g]);
     }

@@ -6,6 +6,14 @@
 #define FEW_GROUPS (FEW_MAX / FEW_GROUP)
 #define FEW_SUMS (W > 8 ? W : 8) // accumulators of a score block
 #define FEW_KEYS 64              // keys in a tile
+#define CACHE_FLOATS 16          // in a line of the cache
+
+// Rows of K that are asked for while V is in hand, a line at a time.
+struct few_ahead {
+    const float *row;
+    int64_t stride;
+    int32_t dim, d, rows; // channels of a row, asked for of the next one, rows left
+};
 
 struct few {
     const struct cla_host_fwd *f;
@@ -23,6 +31,7 @@ struct few {
     vf *q, *o, *o_hi; // [vecs][n]
     float *s;         // [FEW_KEYS][n]
     float *add;       // [FEW_KEYS][n] bias, -infinity where it or the mask hides; NULL without both
+    struct few_ahead ahead;
     bool sees;        // a row of the group sees a key of the tile in hand
     float slope[FEW_GROUP]; // of ALiBi
     int32_t at[FEW_GROUP];  // position of each row among the keys
@@ -144,6 +153,7 @@ VEC_INLINE void few_scores(const struct few *t, int32_t keys, const int n)
         VEC_UNROLL
         for (int i = 0; i < FEW_SUMS; i++)
             sum[i] = vec_splat(0.0f);
+        VEC_UNROLL_BY_4
         for (int32_t c = 0; c < full; c++) {
             VEC_UNROLL
             for (int i = 0; i < block; i++) {

@@ -72,6 +72,16 @@ class Bench(Folder):
                 self.assertAlmostEqual(row["percent_of_peak"],
                                        100 * row["gflops"] / row["peak_gflops"], places=3)
 
+    def test_share_of_reading(self):
+        rows = self.lines("--shape=1,4,2,1,300,16", "--shape=1,4,1,3,300,16", *CPU)
+        self.assertGreater(rows[0]["percent_of_read_paired"], 0)
+        # More rows of a head than read it once.
+        self.assertIsNone(rows[1]["percent_of_read_paired"])
+        text = self.run_ok("--shape=1,4,2,1,300,16", "--shape=1,4,1,3,300,16", "--runs=1", *CPU,
+                           program=PROGRAMS.bench)
+        self.assertRegex(text, r"(?m)^SHAPE.*% PAIRED +% OF READ +GB/S")
+        self.assertRegex(text, r"(?m)^1,4,1,3,300,16 .* - +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.e-]+$")
+
     def test_table(self):
         text = self.run_ok("--shape=1,1,1,33,44,16", "--algo", "reference", "--runs", "3", *CPU,
                            program=PROGRAMS.bench)

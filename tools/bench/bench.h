@@ -75,6 +75,7 @@ struct bench_result {
     double pairs; // of a query and a key that it sees, over batch and heads
     double ms, q1_ms, q3_ms, min_ms, max_ms, cpu_ms;
     double gflops, peak_gflops, percent_paired;
+    double percent_read; // of the speed of reading alone; 0 = not measured
     double bytes, max_error;
     size_t runs, workspace;
 };
@@ -176,11 +177,16 @@ int bench_wrong(const char *what, size_t over, double max_error, const clattn_pl
 // what their plan says, as if no key were hidden.
 double bench_bytes(const struct tool_problem *p, const clattn_plan_info *info);
 
+// Bytes of K and V where each is read once and little else is done: where few queries share a head
+// of keys that they all see. 0 elsewhere.
+double bench_read_bytes(const struct tool_problem *p);
+
 // Something that is timed.
 struct bench_work {
     clattn_status (*run)(const void *user);
     const void *user;
     double gflop; // 0 = not counted
+    double read_bytes; // that a run reads at least, to be set against reading alone; 0 = don't
 };
 
 // Times runs and, between them, the peak on `peak`.

@@ -133,8 +133,8 @@ static int bench_variant(struct tool_session *s, const struct bench_options *opt
     snprintf(what, sizeof what, "%s %s", shape, variant->name);
     tool_log_clear(&s->log);
     clattn_status st = bench_attention_open(s, &item.p, &a);
-    const struct bench_work work[2] = {{bench_attention_run, plain, plain->gflop},
-                                       {bench_attention_run, &a, a.gflop}};
+    const struct bench_work work[2] = {{bench_attention_run, plain, plain->gflop, 0},
+                                       {bench_attention_run, &a, a.gflop, 0}};
     if (st == CLATTN_OK && !a.over)
         st = bench_time_pair(work, opt->runs, &r.pair);
     if (st == CLATTN_ERR_UNSUPPORTED) {

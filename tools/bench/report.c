@@ -12,7 +12,7 @@
 enum {
     COL_DEVICE, COL_CASE, COL_SHAPE, COL_CAUSAL, COL_MASK, COL_TYPES, COL_FEATURES, COL_ALGO,
     COL_KERNEL, COL_TILE, COL_MS, COL_QUARTILES, COL_MIN, COL_RUNS, COL_RATE, COL_PEAK, COL_PERCENT,
-    COL_PAIRED, COL_GBS, COL_MB, COL_WORKSPACE, COL_ERROR, COLUMNS
+    COL_PAIRED, COL_READ, COL_GBS, COL_MB, COL_WORKSPACE, COL_ERROR, COLUMNS
 };
 
 static const struct tool_column columns[COLUMNS] = {
@@ -25,6 +25,7 @@ static const struct tool_column columns[COLUMNS] = {
     [COL_MIN] = {"MIN MS", true, false}, [COL_RUNS] = {"RUNS", true, false},
     [COL_RATE] = {"GFLOP/S", true, false}, [COL_PEAK] = {"PEAK", true, false},
     [COL_PERCENT] = {"% OF PEAK", true, false}, [COL_PAIRED] = {"% PAIRED", true, false},
+    [COL_READ] = {"% OF READ", true, false},
     [COL_GBS] = {"GB/S", true, false}, [COL_MB] = {"MB", true, false},
     [COL_WORKSPACE] = {"WORKSPACE MB", true, false},
     [COL_ERROR] = {"MAX ERROR", true, false}};
@@ -71,9 +72,11 @@ struct bench_report *bench_report_create(const struct bench_options *opt)
     for (int i = 0; i < COLUMNS; i++)
         report->shown[i] = i > COL_CASE && (i < COL_MASK || i > COL_FEATURES);
     report->shown[COL_DEVICE] = opt->devices > 1;
+    report->shown[COL_READ] = false;
     for (int i = 0; i < opt->rows; i++) {
         report->shown[COL_CASE] = report->shown[COL_CASE] || opt->row[i].name[0];
         const struct tool_problem *p = &opt->row[i].p;
+        report->shown[COL_READ] = report->shown[COL_READ] || bench_read_bytes(p) > 0;
         report->shown[COL_MASK] = report->shown[COL_MASK] || p->mask;
         report->shown[COL_TYPES] = report->shown[COL_TYPES] || p->dtype_q || p->dtype_kv;
         report->shown[COL_FEATURES] = report->shown[COL_FEATURES] || has_features(p);
@@ -122,7 +125,7 @@ static void device_text(const struct tool_session *s, char *text, size_t size)
 static void blank_of_softmax(char text[COLUMNS][96])
 {
     static const int blank[] = {COL_CAUSAL, COL_MASK, COL_TYPES, COL_FEATURES, COL_TILE, COL_RATE,
-                                COL_PEAK, COL_PERCENT, COL_PAIRED};
+                                COL_PEAK, COL_PERCENT, COL_PAIRED, COL_READ};
 
     for (size_t i = 0; i < sizeof blank / sizeof *blank; i++)
         snprintf(text[blank[i]], sizeof *text, "-");
@@ -170,6 +173,7 @@ static void add_line(struct bench_report *report, const struct tool_session *s,
     snprintf(text[COL_PEAK], sizeof *text, "%.1f", r->peak_gflops);
     snprintf(text[COL_PERCENT], sizeof *text, "%.1f", percent(r));
     snprintf(text[COL_PAIRED], sizeof *text, "%.1f", r->percent_paired);
+    snprintf(text[COL_READ], sizeof *text, r->percent_read > 0 ? "%.1f" : "-", r->percent_read);
     snprintf(text[COL_GBS], sizeof *text, "%.2f", gbytes_per_s(r));
     snprintf(text[COL_MB], sizeof *text, "%.2f", 1e-6 * r->bytes);
     snprintf(text[COL_WORKSPACE], sizeof *text, "%.2f", 1e-6 * (double)r->workspace);
@@ -255,6 +259,8 @@ static void print_json(const struct tool_session *s, const struct bench_item *it
                             item->algo->softmax && !numbers[i].of_softmax
                                 ? json_null()
                                 : tool_json_real(numbers[i].value));
+    json_object_set_new(o, "percent_of_read_paired",
+                        r->percent_read > 0 ? tool_json_real(r->percent_read) : json_null());
     json_object_update_new(o, tool_json_plan(plan, info));
     tool_json_print(o, true);
 }
@@ -283,7 +289,7 @@ static void print_csv_item(struct bench_report *report, const struct tool_sessio
         puts("device,case,batch,heads_q,heads_kv,len_q,len_kv,dim_qk,dim_v,causal,mask,align,"
              "layout,dtype,kv_dtype,features,algo,kernel,tile_q,tile_k,ms,q1_ms,q3_ms,min_ms,"
              "max_ms,cpu_ms,runs,gflops,peak_gflops,percent_of_peak,percent_of_peak_paired,"
-             "bytes,gbytes_per_s,max_error,workspace_bytes,status,reason");
+             "percent_of_read_paired,bytes,gbytes_per_s,max_error,workspace_bytes,status,reason");
     report->heading_done = true;
     tool_device_text(&s->device, text, sizeof text);
     print_quoted(text);
@@ -314,9 +320,13 @@ static void print_csv(struct bench_report *report, const struct tool_session *s,
     printf("%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%zu,", r->ms, r->q1_ms, r->q3_ms, r->min_ms, r->max_ms,
            r->cpu_ms, r->runs);
     if (item->algo->softmax)
-        printf(",%.6g,,,", r->peak_gflops);
+        printf(",%.6g,,,,", r->peak_gflops);
     else
         printf("%.6g,%.6g,%.6g,%.6g,", r->gflops, r->peak_gflops, percent(r), r->percent_paired);
+    if (!item->algo->softmax && r->percent_read > 0)
+        printf("%.6g", r->percent_read);
+    if (!item->algo->softmax)
+        putchar(',');
     printf("%.0f,%.6g,%.3g,%zu,ok,\n", r->bytes, gbytes_per_s(r), r->max_error, r->workspace);
     fflush(stdout);
 }
@@ -348,7 +358,7 @@ void bench_report_refuse(struct bench_report *report, const struct tool_session 
         tool_json_print(o, true);
     } else if (report->opt->csv) {
         print_csv_item(report, s, item, item->algo->name);
-        printf(",,,,,,,,,,,,,,,,,,refused,");
+        printf(",,,,,,,,,,,,,,,,,,,refused,");
         print_quoted(reason);
         putchar('\n');
         fflush(stdout);

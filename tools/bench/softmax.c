@@ -171,7 +171,7 @@ clattn_status bench_softmax(struct tool_session *s, struct tool_session *builtin
                             struct bench_result *r, size_t *over)
 {
     struct rows t = {.s = s, .rows = item->row->softmax_rows, .len = item->row->softmax_len};
-    const struct bench_work work = {run, &t, 0};
+    const struct bench_work work = {run, &t, 0, 0};
     bool on_cpu = false;
 
     clattn_softmax_call_init(&t.call, sizeof t.call);

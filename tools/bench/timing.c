@@ -75,11 +75,21 @@ double bench_bytes(const struct tool_problem *p, const clattn_plan_info *info)
            pair_bytes(p->bias, p->bias_extent, tool_dtype_bytes(p->dtype_bias));
 }
 
+double bench_read_bytes(const struct tool_problem *p)
+{
+    enum { FEW_ROWS = 8 }; // of a head of keys
+    const bool whole = !p->window && !p->mask && !p->kv_lens && !p->packed_q && !p->packed_kv;
+
+    if (!whole || (int64_t)p->len_q * p->heads_q > (int64_t)FEW_ROWS * p->heads_kv)
+        return 0;
+    return (double)p->batch * p->heads_kv * p->len_kv * key_bytes(p);
+}
+
 // ---- time --------------------------------------------------------------------------------------
 
 // Times of all runs, and what each reached of the peak around it.
 struct samples {
-    double ms[BENCH_RUNS_MAX], percent[BENCH_RUNS_MAX];
+    double ms[BENCH_RUNS_MAX], percent[BENCH_RUNS_MAX], read_percent[BENCH_RUNS_MAX];
     size_t count;
     double total_ms, cpu_ms, largest_peak;
 };
@@ -91,6 +101,14 @@ static clattn_status measure(clattn_context *ctx, clattn_measure what, struct sa
 
     s->largest_peak = fmax(s->largest_peak, *now);
     return st;
+}
+
+// How fast the bytes of a run go by where nothing else is done with them, GB/s.
+static clattn_status measure_read(clattn_context *ctx, const struct bench_work *work, double *now)
+{
+    return work->read_bytes > 0 ? clattn_context_measure(ctx, CLATTN_MEASURE_READ,
+                                                         (size_t)work->read_bytes, now)
+                                : CLATTN_OK;
 }
 
 static bool wants_more(const struct samples *s, int32_t min_runs)
@@ -119,9 +137,11 @@ static clattn_status time_block(const struct bench_work *work, int32_t min_runs,
 static clattn_status sample(struct tool_session *peak, const struct bench_work *work,
                             int32_t min_runs, struct samples *s)
 {
-    double before = 0, after = 0, whole = 0;
+    double before = 0, after = 0, whole = 0, read_before = 0, read_after = 0;
 
     clattn_status st = measure(peak->ctx, CLATTN_MEASURE_FMA_F32, s, &whole);
+    if (st == CLATTN_OK)
+        st = measure_read(peak->ctx, work, &read_before);
     if (st == CLATTN_OK)
         st = measure(peak->ctx, CLATTN_MEASURE_FMA_F32_SHORT, s, &before);
     while (st == CLATTN_OK && wants_more(s, min_runs)) {
@@ -129,9 +149,16 @@ static clattn_status sample(struct tool_session *peak, const struct bench_work *
         st = time_block(work, min_runs, s);
         if (st == CLATTN_OK)
             st = measure(peak->ctx, CLATTN_MEASURE_FMA_F32_SHORT, s, &after);
-        for (size_t i = first; st == CLATTN_OK && i < s->count; i++)
+        if (st == CLATTN_OK)
+            st = measure_read(peak->ctx, work, &read_after);
+        for (size_t i = first; st == CLATTN_OK && i < s->count; i++) {
             s->percent[i] = 100.0 * work->gflop / (1e-3 * s->ms[i]) / (0.5 * (before + after));
+            if (work->read_bytes > 0)
+                s->read_percent[i] = 100.0 * work->read_bytes / (1e6 * s->ms[i]) /
+                                     (0.5 * (read_before + read_after));
+        }
         before = after;
+        read_before = read_after;
     }
     if (st == CLATTN_OK)
         st = measure(peak->ctx, CLATTN_MEASURE_FMA_F32, s, &whole);
@@ -165,6 +192,7 @@ clattn_status bench_time(struct tool_session *peak, const struct bench_work *wor
         r->gflops = r->ms > 0 ? work->gflop / (1e-3 * r->ms) : 0;
         r->peak_gflops = s->largest_peak;
         r->percent_paired = tool_median(s->percent, s->count);
+        r->percent_read = tool_median(s->read_percent, s->count);
     }
     free(s);
     return st;
