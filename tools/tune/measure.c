@@ -75,8 +75,9 @@ static void measure(struct tool_session *s, const struct tune_options *opt,
     p.tile = c->tile;
     tool_log_clear(&s->log);
     clattn_status st = bench_attention_open(s, &p, &a);
-    const struct bench_work work[2] = {{bench_attention_run, planner, planner->gflop},
-                                       {bench_attention_run, &a, a.gflop}};
+    const struct bench_work work[2] = {
+        {.run = bench_attention_run, .user = planner, .gflop = planner->gflop},
+        {.run = bench_attention_run, .user = &a, .gflop = a.gflop}};
     if (st == CLATTN_OK && a.over) {
         fail(c, TUNE_WRONG, "a wrong result");
         c->max_error = a.max_error;
