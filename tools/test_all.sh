@@ -275,8 +275,8 @@ host_programs='programs|program_cache|opencl_(api|softmax|kv)|failures|liars|enq
 
 # PoCL takes three seconds to compile a kernel, llvmpipe as long to run one.
 step_pocl() {
-  # Long rows and the agreement of all algorithms are the Intel runtime's.
-  slow_device_suite pocl 1200 "features opencl" "(long|agreement) opencl"
+  # Long rows and the agreement of all algorithms are the Intel runtime's, failing calls llvmpipe's.
+  slow_device_suite pocl 1200 "features opencl" "(long|agreement|allocations) opencl|failures|liars"
 }
 
 step_pocl_cbs() {
@@ -291,7 +291,7 @@ step_pocl_cbs() {
 
 step_intel() {
   check "install ${intel_packages[*]}" install_intel
-  slow_device_suite intel 1200 "(fused|features|long) opencl"
+  slow_device_suite intel 1200 "(fused|features|long) opencl" "allocations opencl|failures|liars"
   # Each feature on the other algorithms, too; the small selection still holds.
   device_env+=(CLATTN_TEST_ALGOS=split_kv,two_loop,fused_kv_outer,unfused)
   ! have gcc || suites gcc intel-algos 600 "features opencl"
