@@ -382,7 +382,8 @@ static void report(bool json, const char *device, const char *kind, const char *
 
 static void on_device(const char *selector, int rounds, bool json)
 {
-    struct bench b = {NULL};
+    struct bench b;
+    memset(&b, 0, sizeof b);
     clattn_context_desc desc;
     clattn_device_info info = {.struct_size = sizeof info};
     clattn_context_desc_init(&desc, sizeof desc);

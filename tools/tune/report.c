@@ -52,7 +52,7 @@ static double seconds_left(const struct tune_clock *clock, const struct tune_ite
 void tune_progress(const struct tune_clock *clock, const struct tune_item *item, int candidate)
 {
     static int width;
-    char line[120] = "", left[32] = "";
+    char line[192] = "", left[32] = "";
 
     if (!isatty(STDERR_FILENO) || (!item && !width))
         return;

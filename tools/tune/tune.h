@@ -43,7 +43,7 @@ struct tune_candidate {
 // One problem with one algorithm.
 struct tune_item {
     struct tool_problem p;
-    char name[128]; // "1,8,8,2048,2048,64 causal, fused"
+    char name[256]; // "1,8,8,2048,2048,64 causal, fused"
     struct tune_candidate *tile;
     int tiles;
     bool resumed; // the file has it
