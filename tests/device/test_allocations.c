@@ -178,7 +178,7 @@ int main(int argc, char **argv)
                                        .initial_state = (void *)&lives[i]};
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
-    const int status = cmocka_run_group_tests_name("allocations", tests, NULL, NULL);
+    const int status = _cmocka_run_group_tests("allocations", tests, (size_t)count, NULL, NULL);
     lives_end();
     return status;
 }
