@@ -219,17 +219,18 @@ clattn_status clattn_tune_read(clattn_context *ctx, const char *path,
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!out)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
-    if (out->struct_size < CLA_SIZE_TO(clattn_tuning, ratio))
-        return cla_fail(&ctx->log, CLATTN_ERR_STRUCT_SIZE, "clattn_tuning.struct_size is %zu",
-                        out->struct_size);
     clattn_status st = open_request(ctx, path, desc, &r);
     if (st == CLATTN_OK) {
         const struct cla_tune_row *row = cla_tune_find(&r.tune, &r.device, &r.key);
-        out->measured = row != NULL;
-        memset(&out->tile, 0, sizeof out->tile);
-        if (row)
-            out->tile = row->tile;
-        out->ratio = row ? row->permille / 1000.0 : 0.0;
+        clattn_tuning known;
+        memset(&known, 0, sizeof known);
+        if (row) {
+            known.measured = 1;
+            known.tile = row->tile;
+            known.ratio = row->permille / 1000.0;
+        }
+        st = cla_struct_out("clattn_tuning", out, CLA_SIZE_TO(clattn_tuning, ratio), &known,
+                            sizeof known, &ctx->log);
     }
     cla_tune_free(&r.tune);
     return st;
