@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "context.h"
+#include "tile_check.h"
 #include "tune.h"
 #include "util/store.h"
 
@@ -175,7 +176,7 @@ clattn_status cla_context_load_tuning(clattn_context *ctx)
 
 // ---- public calls ------------------------------------------------------------------------------
 
-// What both calls need: the file's text as rows, the device's name in it, and the problem's key.
+// What both calls need: the problem and its key, the file's rows, and the device's name in it.
 struct request {
     struct cla_problem p;
     struct place at;
@@ -184,11 +185,9 @@ struct request {
     struct cla_tune_key key;
 };
 
-// `r->tune` is to be freed in any case.
-static clattn_status open_request(clattn_context *ctx, const char *path,
-                                  const clattn_attention_desc *desc, struct request *r)
+static clattn_status begin_request(clattn_context *ctx, const clattn_attention_desc *desc,
+                                   struct request *r)
 {
-    char why[CLA_TUNE_WHY] = "";
     memset(r, 0, sizeof *r);
     clattn_status st = cla_problem_from_desc(desc, &ctx->log, &r->p);
     if (st != CLATTN_OK)
@@ -198,6 +197,15 @@ static clattn_status open_request(clattn_context *ctx, const char *path,
     if (!cla_algo_has_tiles(r->p.algo))
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
                         "algo is %d, which is none with tiles", (int)r->p.algo);
+    cla_tune_device_of(&ctx->caps, &r->device);
+    cla_tune_key_of(&r->p, r->p.algo, &r->key);
+    return CLATTN_OK;
+}
+
+// `r->tune` is to be freed in any case.
+static clattn_status open_file(clattn_context *ctx, const char *path, struct request *r)
+{
+    char why[CLA_TUNE_WHY] = "";
     if (!place_of(path, &r->at))
         return cla_fail(&ctx->log, CLATTN_ERR_FILE, "no tuning file: %s",
                         path ? "its name is too long or ends with a slash"
@@ -206,8 +214,6 @@ static clattn_status open_request(clattn_context *ctx, const char *path,
     if (result != CLA_STORE_OK && result != CLA_STORE_NONE)
         return cla_fail(&ctx->log, CLATTN_ERR_FILE, "tuning file %s: %s",
                         path ? path : r->at.name, why);
-    cla_tune_device_of(&ctx->caps, &r->device);
-    cla_tune_key_of(&r->p, r->p.algo, &r->key);
     return CLATTN_OK;
 }
 
@@ -222,7 +228,9 @@ clattn_status clattn_tune_read(clattn_context *ctx, const char *path,
     if (out->struct_size < CLA_SIZE_TO(clattn_tuning, ratio))
         return cla_fail(&ctx->log, CLATTN_ERR_STRUCT_SIZE, "clattn_tuning.struct_size is %zu",
                         out->struct_size);
-    clattn_status st = open_request(ctx, path, desc, &r);
+    clattn_status st = begin_request(ctx, desc, &r);
+    if (st == CLATTN_OK)
+        st = open_file(ctx, path, &r);
     if (st == CLATTN_OK) {
         const struct cla_tune_row *row = cla_tune_find(&r.tune, &r.device, &r.key);
         out->measured = row != NULL;
@@ -235,16 +243,24 @@ clattn_status clattn_tune_read(clattn_context *ctx, const char *path,
     return st;
 }
 
-static clattn_status check_measured(const clattn_context *ctx, const clattn_attention_desc *desc,
+// Whether contexts would believe what is to be written.
+static clattn_status check_measured(const clattn_context *ctx, const struct cla_problem *p,
                                     double ratio)
 {
+    struct cla_tile tile;
+    char why[CLA_TUNE_WHY];
     if (!(ratio >= 0.001 && ratio <= 1000.0))
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "ratio is %g, not 0.001 to 1000",
                         ratio);
-    if (desc && (!desc->max_len_q || !desc->max_len_kv))
+    if (p->max_len_q == INT32_MAX || p->max_len_kv == INT32_MAX)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
-                        "max_len_q is %d, max_len_kv is %d: both say what was measured",
-                        (int)desc->max_len_q, (int)desc->max_len_kv);
+                        "max_len_q or max_len_kv has no bound: both say what was measured");
+    if (p->kernel)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "kernel is %d, not 0: what is written is for plans that leave it open",
+                        (int)p->kernel);
+    if (p->tile.kernel && !cla_tile_check(p, &ctx->caps, &p->tile, &tile, why, sizeof why))
+        return cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED, "the tile: %s", why);
     return CLATTN_OK;
 }
 
@@ -257,9 +273,11 @@ clattn_status clattn_tune_write(clattn_context *ctx, const char *path,
     size_t size = 0;
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
-    clattn_status st = open_request(ctx, path, desc, &r);
+    clattn_status st = begin_request(ctx, desc, &r);
     if (st == CLATTN_OK)
-        st = check_measured(ctx, desc, ratio);
+        st = check_measured(ctx, &r.p, ratio);
+    if (st == CLATTN_OK)
+        st = open_file(ctx, path, &r);
     if (st == CLATTN_OK) {
         const struct cla_tune_row row = {
             .key = r.key, .tile = r.p.tile,

@@ -219,6 +219,16 @@ static void test_paths(void **state)
     free(old_config);
 }
 
+// Writes what was measured. The file is for plans that leave the kernel shape open, and serves
+// those that force it, too.
+static clattn_status write_tile(const struct tuned *u, const clattn_attention_desc *desc,
+                                double ratio)
+{
+    clattn_attention_desc open = *desc;
+    open.kernel = CLATTN_KERNEL_AUTO;
+    return clattn_tune_write(u->ctx, u->file, &open, ratio);
+}
+
 static void test_file_changes_the_plan(void **state)
 {
     struct test_target *t = *state;
@@ -237,7 +247,7 @@ static void test_file_changes_the_plan(void **state)
     assert_int_equal(known.measured, 0);
 
     desc.tile = tile[count - 1];
-    assert_int_equal(clattn_tune_write(u.ctx, u.file, &desc, 1.2345), CLATTN_OK);
+    assert_int_equal(write_tile(&u, &desc, 1.2345), CLATTN_OK);
     memset(&desc.tile, 0, sizeof desc.tile);
     assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_OK);
     assert_int_equal(known.measured, 1);
@@ -274,7 +284,7 @@ static void test_files_not_to_be_believed(void **state)
     make_folder(&u);
     setenv("CLATTN_TUNE", "1", 1);
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
-    assert_int_equal(clattn_tune_write(u.ctx, u.file, &desc, 1.0), CLATTN_OK);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_OK);
     assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_OK);
     assert_int_equal(known.measured, 1);
     assert_int_equal(known.tile.kernel, CLATTN_KERNEL_AUTO);
@@ -283,7 +293,7 @@ static void test_files_not_to_be_believed(void **state)
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
     expect_log(&u, "is ignored: line 12: \"planet\" where \"tile\" or \"planner\" belongs");
     assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_ERR_FILE);
-    assert_int_equal(clattn_tune_write(u.ctx, u.file, &desc, 1.0), CLATTN_ERR_FILE);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_ERR_FILE);
     edit_file(&u, "255 planet", "255 planner");
     assert_int_equal(chmod(u.file, 0666), 0);
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
@@ -292,7 +302,7 @@ static void test_files_not_to_be_believed(void **state)
     assert_int_equal(chmod(u.folder, 0777), 0);
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
     expect_log(&u, "only a folder of this user that others can't write to is used");
-    assert_int_equal(clattn_tune_write(u.ctx, u.file, &desc, 1.0), CLATTN_ERR_FILE);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_ERR_FILE);
     assert_int_equal(chmod(u.folder, 0700), 0);
 
     // Switched off in either way, it is not even looked at.
@@ -310,9 +320,11 @@ static void test_bad_arguments(void **state)
 {
     struct test_target *t = *state;
     clattn_context *ctx = t->device->ctx;
-    clattn_attention_desc desc = desc_of(t), good = desc_of(t);
+    clattn_attention_desc good = desc_of(t);
     clattn_tuning known = {.struct_size = sizeof known};
     struct log_capture log = {.errors = 0};
+    good.kernel = CLATTN_KERNEL_AUTO;
+    clattn_attention_desc desc = good;
     t->device->capture = &log;
     assert_int_equal(clattn_tune_read(ctx, "x.txt", NULL, &known), CLATTN_ERR_INVALID_ARGUMENT);
     assert_int_equal(clattn_tune_read(ctx, "x.txt", &good, NULL), CLATTN_ERR_INVALID_ARGUMENT);
@@ -327,6 +339,23 @@ static void test_bad_arguments(void **state)
     desc = good;
     desc.algo = CLATTN_ALGO_AUTO;
     assert_int_equal(clattn_tune_write(ctx, "x.txt", &desc, 1.5), CLATTN_ERR_INVALID_ARGUMENT);
+    // What was the fastest of one kernel shape says nothing of plans that leave it open.
+    desc = good;
+    desc.kernel = CLATTN_KERNEL_GROUP;
+    assert_int_equal(clattn_tune_write(ctx, "x.txt", &desc, 1.5), CLATTN_ERR_INVALID_ARGUMENT);
+    desc.tile.tile_q = -1;
+    known.struct_size = sizeof known;
+    assert_int_equal(clattn_tune_read(ctx, "x.txt", &desc, &known), CLATTN_ERR_INVALID_ARGUMENT);
+    // A tile that no context would believe, with more digits than a reader takes.
+    desc = good;
+    desc.tile = (clattn_tile){.kernel = CLATTN_KERNEL_GROUP, .tile_q = 1234567890, .tile_k = 32,
+                              .items_q = 1, .items_k = 8, .chunk_d = 16};
+    assert_int_equal(clattn_tune_write(ctx, "x.txt", &desc, 1.5), CLATTN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(log.text, "1234567890"));
+    // Arguments come before files.
+    assert_int_equal(clattn_tune_write(ctx, "folder/", &desc, 1.5), CLATTN_ERR_UNSUPPORTED);
+    assert_int_equal(clattn_tune_write(ctx, "folder/", &good, 0.0), CLATTN_ERR_INVALID_ARGUMENT);
+    assert_int_equal(clattn_tune_write(ctx, "folder/", &good, 1.5), CLATTN_ERR_FILE);
     assert_int_not_equal(access("x.txt", F_OK), 0);
     t->device->capture = NULL;
 }
