@@ -108,12 +108,11 @@ static int propose(const struct cla_algo *algo, const struct cla_problem *p,
     struct cla_tile measured;
     if (p->tile.kernel)
         return propose_given(algo, p, caps, tiles, refusals);
-    // One place is left for the measured one.
-    const int n = algo->propose(algo, p, caps, tiles, tune ? max - 1 : max, refusals);
-    if (n > 0 && tune && cla_algo_has_tiles(algo->id) &&
-        measured_tile(algo, p, caps, tune, &measured, refusals))
-        return put_first(tiles, n, &measured);
-    return n;
+    const bool tuned = tune && cla_algo_has_tiles(algo->id) &&
+                       measured_tile(algo, p, caps, tune, &measured, refusals);
+    // Only a measured one takes a place from the others.
+    const int n = algo->propose(algo, p, caps, tiles, tuned && max > 1 ? max - 1 : max, refusals);
+    return tuned && n > 0 && n < max ? put_first(tiles, n, &measured) : n;
 }
 
 // ---- ranking -----------------------------------------------------------------------------------

@@ -413,6 +413,31 @@ static void test_tuned_comes_first(void **state)
     cla_tune_free(&t);
 }
 
+// Where nothing was measured, plans are what they are without a file, to the last choice.
+static void test_nothing_measured(void **state)
+{
+    (void)state;
+    static const int32_t dims[] = {1, 16, 64, 128, 320, 576}, algos[] = {
+        CLATTN_ALGO_AUTO, CLATTN_ALGO_FUSED, CLATTN_ALGO_SPLIT_KV, CLATTN_ALGO_TWO_LOOP};
+    const struct cla_tune nothing = {.rows = 0};
+    static struct cla_ranking without;
+    for (int d = 0; d < DEV_COUNT; d++)
+        for (size_t k = 0; k < sizeof dims / sizeof *dims; k++)
+            for (size_t n = 0; n < sizeof algos / sizeof *algos; n++)
+                for (int kernel = 0; kernel <= CLATTN_KERNEL_SUBGROUP; kernel++)
+                    for (int subgroups = 0; subgroups < 2; subgroups++) {
+                        struct cla_problem p = problem_of(dims[k], 1, 16384, 0);
+                        struct cla_caps caps = planner_devices[d];
+                        p.algo = algos[n];
+                        p.kernel = kernel;
+                        caps.subgroups = subgroups ? CLA_SUBGROUPS_REQUIRED : caps.subgroups;
+                        rank(&p, &caps, NULL);
+                        without = ranking;
+                        rank(&p, &caps, &nothing);
+                        assert_memory_equal(&ranking, &without, sizeof ranking);
+                    }
+}
+
 static const struct {
     enum planner_device device;
     const char *tile, *why;
@@ -552,6 +577,7 @@ int main(void)
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_builtin_table),
         cmocka_unit_test(test_tuned_comes_first),
+        cmocka_unit_test(test_nothing_measured),
         cmocka_unit_test(test_illegal_rows),
         cmocka_unit_test(test_forced_tile),
         cmocka_unit_test(test_neighbours),
