@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "abi.h"
 #include "context.h"
 #include "tile_check.h"
 #include "tune.h"
@@ -101,7 +102,8 @@ static enum cla_store_result read_file(const struct place *at, struct cla_tune *
         cla_store_read(at->folder, at->name, CLA_TUNE_BYTES, &data, &size, why, CLA_TUNE_WHY);
     if (result == CLA_STORE_FAILED && !cla_os_is_folder(at->folder))
         result = CLA_STORE_NONE;
-    if (result == CLA_STORE_OK && !cla_tune_parse(data, size, false, tune, why))
+    // An empty one says nothing, and stands in no writer's way.
+    if (result == CLA_STORE_OK && size && !cla_tune_parse(data, size, false, tune, why))
         result = CLA_STORE_FAILED;
     free(data);
     return result;
@@ -128,6 +130,40 @@ static clattn_status add_builtin(const clattn_context *ctx, struct cla_tune *tun
                 : cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for measured tiles");
 }
 
+// A problem of those that a row holds for.
+static struct cla_problem problem_of(const struct cla_tune_key *k)
+{
+    return (struct cla_problem){
+        .algo = k->algo, .dim_qk = k->dim_qk, .dim_v = k->dim_v, .dtype_q = k->dtype_q,
+        .dtype_kv = k->dtype_kv, .dtype_o = k->dtype_o, .paged = k->paged != 0,
+        .mask = k->mask_kind == CLA_MASK_GENERAL, .causal = k->mask_kind == CLA_MASK_WINDOW,
+        .heads_q = 1, .heads_kv = 1, .group = 1, .max_batch = 1, .max_len_q = k->rows_hi,
+        .max_len_kv = k->keys_hi};
+}
+
+// Takes out what this device cannot do, so that what stands behind it counts: a built-in row, or
+// the planner.
+static void drop_refused(const clattn_context *ctx, struct cla_tune *tune)
+{
+    int kept = 0;
+    char why[CLA_TUNE_WHY] = "", first[CLA_TUNE_WHY] = "";
+    for (int r = 0; r < tune->rows; r++) {
+        const struct cla_tune_row *row = &tune->row[r];
+        const struct cla_problem p = problem_of(&row->key);
+        struct cla_tile tile;
+        if (!row->tile.kernel ||
+            cla_tile_check(&p, &ctx->caps, &row->tile, &tile, why, sizeof why))
+            tune->row[kept++] = *row;
+        else if (!first[0])
+            snprintf(first, sizeof first, "%.250s", why);
+    }
+    if (kept < tune->rows)
+        cla_logf(&ctx->log, CLATTN_LOG_WARN,
+                 "%s: %d rows for this device name tiles that it cannot have and do not count; the "
+                 "first: %s", tune->source, tune->rows - kept, first);
+    tune->rows = kept;
+}
+
 static void load_file(const clattn_context *ctx, const char *path, struct cla_tune *tune,
                       const struct cla_tune_device *device)
 {
@@ -150,7 +186,10 @@ static void load_file(const clattn_context *ctx, const char *path, struct cla_tu
         return;
     }
     set_source(tune, &at);
+    if (tune->devices == 0) // as after a crash, or `touch`
+        cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s: nothing is in it", tune->source);
     cla_tune_select(tune, device, &stale);
+    drop_refused(ctx, tune);
     if (stale)
         cla_logf(&ctx->log, CLATTN_LOG_INFO,
                  "%s: %d rows for this device are of another version of its driver or of clattn "

@@ -264,6 +264,11 @@ static void test_file_changes_the_plan(void **state)
     expect_right(u.ctx, plan, "tuned");
     clattn_plan_destroy(&plan);
 
+    // A row that the device cannot have does not count.
+    edit_file(&u, " tile_q ", " tile_q 9");
+    assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
+    expect_log(&u, "1 rows for this device name tiles that it cannot have and do not count");
+    edit_file(&u, " tile_q 9", " tile_q ");
     // Another driver's rows are not believed.
     edit_file(&u, t->device->info.driver, "0.0.0");
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
@@ -304,6 +309,16 @@ static void test_files_not_to_be_believed(void **state)
     expect_log(&u, "only a folder of this user that others can't write to is used");
     assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_ERR_FILE);
     assert_int_equal(chmod(u.folder, 0700), 0);
+
+    // An empty file is none.
+    FILE *empty = fopen(u.file, "wb");
+    assert_non_null(empty);
+    fclose(empty);
+    assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
+    expect_log(&u, "tiles.txt: nothing is in it");
+    assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_OK);
+    assert_int_equal(known.measured, 0);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_OK);
 
     // Switched off in either way, it is not even looked at.
     edit_file(&u, "clattn-tune 1", "");

@@ -161,7 +161,7 @@ class TuneDevices(Folder):
 
     def test_broken_file(self):
         for device in DEVICES[:1]:
-            for text, says in (("clattn-tune 1\nnonsense\n", "line 2"), ("", "empty")):
+            for text, says in (("clattn-tune 1\nnonsense\n", "line 2"), ("\n", "line 1")):
                 with open(self.file, "w", encoding="utf-8") as file:
                     file.write(text)
                 for again in ((), ("--again",)):

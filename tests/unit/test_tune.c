@@ -411,6 +411,14 @@ static void test_tuned_comes_first(void **state)
     t = parsed(HEAD KEY "planner\n" KEY TILE);
     assert_int_equal(rank(&p, gpu, &t)->tile.tile_q, 64);
     cla_tune_free(&t);
+    // Behind a row that the device cannot have, or of another shape, the next one counts.
+    t = parsed(HEAD KEY "tile group tile_q 33 tile_k 32 items_q 16 items_k 8 chunk_d 64 ratio 2\n"
+               KEY "tile vector tile_q 8 tile_k 64 width 8 vecs_q 1 block_k 4 block_d 4 ratio 3\n"
+               KEY TILE);
+    p.kernel = CLATTN_KERNEL_GROUP;
+    assert_int_equal(rank(&p, gpu, &t)->tile.tile_q, 32);
+    assert_true(refused_with("33 rows"));
+    cla_tune_free(&t);
 }
 
 // Where nothing was measured, plans are what they are without a file, to the last choice.
@@ -500,6 +508,70 @@ static void test_illegal_rows(void **state)
     cla_tune_free(&t);
 }
 
+// The arrays of a vector tile have to fit the stack of a driver's thread.
+static void test_private_memory(void **state)
+{
+    (void)state;
+    static const struct {
+        clattn_tile tile;
+        int32_t algo, dtype_kv;
+        bool paged, fits;
+    } row[] = {
+        {{CLATTN_KERNEL_VECTOR, 256, 512, 0, 0, 0, 16, 16, 8, 8, {0}}, CLATTN_ALGO_FUSED,
+         CLATTN_DTYPE_F16, false, false},
+        {{CLATTN_KERNEL_VECTOR, 256, 16, 0, 0, 0, 16, 16, 8, 8, {0}}, CLATTN_ALGO_FUSED,
+         CLATTN_DTYPE_F32, false, false},
+        {{CLATTN_KERNEL_VECTOR, 16, 512, 0, 0, 0, 16, 1, 8, 8, {0}}, CLATTN_ALGO_FUSED,
+         CLATTN_DTYPE_F32, false, true},
+        {{CLATTN_KERNEL_VECTOR, 16, 512, 0, 0, 0, 16, 1, 8, 8, {0}}, CLATTN_ALGO_FUSED,
+         CLATTN_DTYPE_F16, false, false},
+        {{CLATTN_KERNEL_VECTOR, 1, 512, 0, 0, 0, 8, 0, 0, 0, {0}}, CLATTN_ALGO_SPLIT_KV,
+         CLATTN_DTYPE_F16, false, true},
+        {{CLATTN_KERNEL_VECTOR, 1, 512, 0, 0, 0, 8, 0, 0, 0, {0}}, CLATTN_ALGO_SPLIT_KV,
+         CLATTN_DTYPE_F16, true, false},
+    };
+    struct cla_tile tile;
+    char why[160] = "";
+    for (size_t n = 0; n < sizeof row / sizeof *row; n++) {
+        struct cla_problem p = problem_of(576, 4096, 4096, 0);
+        p.algo = row[n].algo;
+        p.dtype_kv = row[n].dtype_kv;
+        p.paged = row[n].paged;
+        const bool fits = cla_tile_check(&p, &planner_devices[DEV_INTEL_CPU], &row[n].tile, &tile,
+                                         why, sizeof why);
+        if (fits != row[n].fits || (!fits && !strstr(why, "bytes of private memory")))
+            fail_msg("tile %zu: %s", n, fits ? "fits" : why);
+    }
+}
+
+// Whatever the planner chooses passes as a tile that somebody names, with every feature.
+static void test_planned_tiles_pass(void **state)
+{
+    (void)state;
+    static const int32_t algos[] = {CLATTN_ALGO_FUSED, CLATTN_ALGO_SPLIT_KV,
+                                    CLATTN_ALGO_TWO_LOOP, CLATTN_ALGO_FUSED_KV_OUTER};
+    for (int d = 0; d < DEV_COUNT; d++)
+        for (int32_t n = 0; n < 64 * 9 * 9; n++) {
+            const int32_t dim = n % 9 ? n % 9 * 72 : 1, dim_v = n / 9 % 9 ? n / 9 % 9 * 72 : 1;
+            const int32_t bits = n / 81;
+            struct cla_problem p = problem_of(dim, bits & 16 ? 4096 : 3, 16384, 0);
+            p.dim_v = dim_v == 576 ? 561 : dim_v; // so many that the last vectors are partly empty
+            p.algo = algos[bits & 3];
+            p.dtype_kv = bits & 4 ? CLATTN_DTYPE_F16 : CLATTN_DTYPE_F32;
+            p.paged = bits & 8;
+            p.bias = bits & 32;
+            rank(&p, &planner_devices[d], NULL);
+            for (int i = 0; i < ranking.count; i++) {
+                const clattn_tile own = cla_tile_named(&ranking.choice[i].tile);
+                struct cla_tile t;
+                char why[160] = "";
+                if (!cla_tile_check(&p, &planner_devices[d], &own, &t, why, sizeof why))
+                    fail_msg("%s, dims %d/%d: %s", planner_devices[d].name, p.dim_qk, p.dim_v,
+                             why);
+            }
+        }
+}
+
 static void test_forced_tile(void **state)
 {
     (void)state;
@@ -579,6 +651,8 @@ int main(void)
         cmocka_unit_test(test_tuned_comes_first),
         cmocka_unit_test(test_nothing_measured),
         cmocka_unit_test(test_illegal_rows),
+        cmocka_unit_test(test_private_memory),
+        cmocka_unit_test(test_planned_tiles_pass),
         cmocka_unit_test(test_forced_tile),
         cmocka_unit_test(test_neighbours),
     };
