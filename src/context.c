@@ -33,11 +33,18 @@ static clattn_status env_size(const char *name, size_t least, const struct cla_l
     return CLATTN_OK;
 }
 
-// What the description leaves open.
-static clattn_status ceilings_from_env(clattn_context_desc *d, const struct cla_log *log)
+// What the description leaves open, and what this build or the environment says about the rest.
+static clattn_status complete(clattn_context_desc *d, const struct cla_log *log)
 {
     clattn_status st = CLATTN_OK;
     bool given = false;
+    const char *only = "CLATTN_CONTEXT_EMBEDDED_KERNELS is in flags";
+#if defined(CLA_EMBEDDED_KERNELS)
+    d->flags |= CLATTN_CONTEXT_EMBEDDED_KERNELS;
+    only = "this build takes its own kernels only (-Dkernels=embedded)";
+#endif
+    if (d->kernel_dir && d->kernel_dir[0] && (d->flags & CLATTN_CONTEXT_EMBEDDED_KERNELS))
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "kernel_dir is given, but %s", only);
     if (!d->max_local_bytes && !(d->flags & CLATTN_CONTEXT_NO_LOCAL_MEMORY)) {
         CLA_TRY(env_size("CLATTN_MAX_LOCAL_BYTES", 0, log, &given, &d->max_local_bytes));
         if (given && d->max_local_bytes == 0)
@@ -71,7 +78,7 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     cla_log_init(log, NULL, NULL, CLATTN_LOG_WARN);
     if (!desc) {
         clattn_context_desc_init(out, sizeof *out);
-        return ceilings_from_env(out, log);
+        return complete(out, log);
     }
     // A caller has at least what comes before cache_max_bytes.
     clattn_status st =
@@ -82,7 +89,7 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     cla_log_init(log, out->log, out->log_user, out->log_level ? out->log_level : CLATTN_LOG_WARN);
     const uint32_t known = CLATTN_CONTEXT_NO_OPENCL | CLATTN_CONTEXT_NO_SELF_TEST |
                            CLATTN_CONTEXT_NO_CACHE | CLATTN_CONTEXT_NO_LOCAL_MEMORY |
-                           CLATTN_CONTEXT_NO_TUNING;
+                           CLATTN_CONTEXT_NO_TUNING | CLATTN_CONTEXT_EMBEDDED_KERNELS;
     if (out->flags & ~known)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "flags has unknown bits 0x%x",
                         (unsigned)(out->flags & ~known));
@@ -99,7 +106,7 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     if (out->tune_file && (out->flags & CLATTN_CONTEXT_NO_TUNING))
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
                         "tune_file is given, but CLATTN_CONTEXT_NO_TUNING is in flags");
-    return ceilings_from_env(out, log);
+    return complete(out, log);
 }
 
 // ---- devices -----------------------------------------------------------------------------------
@@ -242,46 +249,6 @@ clattn_status clattn_device_get_info(const clattn_context_desc *desc, int32_t in
     return st;
 }
 
-// ---- what is known -----------------------------------------------------------------------------
-
-struct cla_known {
-    struct cla_known *next;
-    size_t size;
-    unsigned char name[];
-};
-
-bool cla_context_knows(clattn_context *ctx, const void *name, size_t size)
-{
-    cla_mutex_lock(ctx->mutex);
-    const struct cla_known *k = ctx->known;
-    while (k && (k->size != size || memcmp(k->name, name, size) != 0))
-        k = k->next;
-    cla_mutex_unlock(ctx->mutex);
-    return k != NULL;
-}
-
-void cla_context_learn(clattn_context *ctx, const void *name, size_t size)
-{
-    struct cla_known *k = malloc(sizeof *k + size);
-    if (!k)
-        return;
-    k->size = size;
-    memcpy(k->name, name, size);
-    cla_mutex_lock(ctx->mutex);
-    k->next = ctx->known;
-    ctx->known = k;
-    cla_mutex_unlock(ctx->mutex);
-}
-
-static void forget_all(struct cla_known *k)
-{
-    while (k) {
-        struct cla_known *next = k->next;
-        free(k);
-        k = next;
-    }
-}
-
 // ---- create and destroy ------------------------------------------------------------------------
 
 // NULL for NULL; *failed is set if memory ran out.
@@ -308,6 +275,7 @@ clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **o
     ctx->map_mutex = cla_mutex_create();
     bool failed = false;
     ctx->kernel_dir = copy_text(d->kernel_dir, &failed);
+    ctx->embedded_kernels = (d->flags & CLATTN_CONTEXT_EMBEDDED_KERNELS) != 0;
     ctx->cache_dir = copy_text(d->cache_dir, &failed);
     ctx->cache_max_bytes = d->cache_max_bytes;
     ctx->tune_file = copy_text(d->tune_file, &failed);
@@ -450,7 +418,7 @@ void clattn_context_destroy(clattn_context **pctx)
         cla_os_sleep_ms(1);
     cla_worker_destroy(ctx->worker);
     cla_ocl_close(&ctx->ocl);
-    forget_all(ctx->known);
+    cla_known_free(ctx->known);
     if (ctx->mutex)
         cla_mutex_destroy(ctx->mutex);
     if (ctx->map_mutex)

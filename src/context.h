@@ -19,6 +19,7 @@ struct clattn_context {
     int32_t rank;        // 0 = the device that would be chosen
     int32_t threads;     // of the CPU path
     char *kernel_dir;    // NULL = none
+    bool embedded_kernels; // and no others
     char *cache_dir;     // NULL = the default
     size_t cache_max_bytes; // 0 = the default
     bool no_cache;
@@ -47,6 +48,7 @@ void cla_context_job_ended(clattn_context *ctx);
 // runs out.
 bool cla_context_knows(clattn_context *ctx, const void *name, size_t size);
 void cla_context_learn(clattn_context *ctx, const void *name, size_t size);
+void cla_known_free(struct cla_known *known);
 
 // For cla_call_check(); NULL where the context has no OpenCL.
 cla_mem_fn cla_context_mem_facts(const clattn_context *ctx);

@@ -257,11 +257,16 @@ cl_device_id clattn_context_cl_device(const clattn_context *ctx)
 
 // ---- programs ----------------------------------------------------------------------------------
 
+static clattn_status source_of(const clattn_context *ctx, const char *file, char **text)
+{
+    return cla_source_expand(ctx->kernel_dir, ctx->embedded_kernels, file, &ctx->log, text);
+}
+
 clattn_status cla_ocl_build(clattn_context *ctx, const char *file, const char *options,
                             clattn_log_level fail_level, cl_program *out)
 {
     char *text = NULL;
-    clattn_status st = cla_source_expand(ctx->kernel_dir, file, &ctx->log, &text);
+    clattn_status st = source_of(ctx, file, &text);
     if (st == CLATTN_OK)
         st = cla_programs_get(ctx->ocl->programs, file, text, options, fail_level, out);
     free(text);
@@ -273,7 +278,7 @@ clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char 
 {
     char *text = NULL;
     *out = NULL;
-    clattn_status st = cla_source_expand(ctx->kernel_dir, file, &ctx->log, &text);
+    clattn_status st = source_of(ctx, file, &text);
     if (st == CLATTN_OK)
         st = cla_programs_rebuild(ctx->ocl->programs, file, text, options, fail_level, out);
     free(text);
@@ -494,7 +499,7 @@ static clattn_status self_test_once(clattn_context *ctx, const char *options, si
     char *text = NULL, why[CLA_CACHE_WHY];
     void *data = NULL;
     size_t size = 0;
-    clattn_status st = cla_source_expand(ctx->kernel_dir, "self_test.cl", &ctx->log, &text);
+    clattn_status st = source_of(ctx, "self_test.cl", &text);
     if (st != CLATTN_OK)
         return st;
     const struct cla_cache_key key = {.kind = "self-test", .options = options, .text = text};

@@ -332,6 +332,8 @@ clattn_status clattn_tune_write(clattn_context *ctx, const char *path,
         if (!text || !cla_store_open(r.at.folder, why, sizeof why) ||
             !cla_store_write(r.at.folder, r.at.name, text, size, why, sizeof why))
             st = cla_fail(&ctx->log, CLATTN_ERR_FILE, "tuning file %s: %s", r.at.name, why);
+        else // what killed writers left goes; how much is there does not matter
+            cla_store_trim(r.at.folder, r.at.name, UINT64_MAX);
     }
     free(text);
     cla_tune_free(&r.tune);

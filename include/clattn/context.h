@@ -27,7 +27,10 @@ enum {
     /// Plan as if the device had no local memory; what max_local_bytes = 0 can't say.
     CLATTN_CONTEXT_NO_LOCAL_MEMORY = 1u << 3,
     /// Tiles by the planner's rules alone: none that were measured, of a file or built in.
-    CLATTN_CONTEXT_NO_TUNING = 1u << 4
+    CLATTN_CONTEXT_NO_TUNING = 1u << 4,
+    /// Kernel texts of the library itself only: none is read from a folder, the installed one
+    /// included, and $CLATTN_KERNEL_DIR is ignored. A build with -Dkernels=embedded always does so.
+    CLATTN_CONTEXT_EMBEDDED_KERNELS = 1u << 5
 };
 
 /// How to make a context. Zero means default for every field but struct_size. `log` is not called
@@ -40,7 +43,9 @@ typedef struct clattn_context_desc {
     const char *device;
     uint32_t flags;         ///< CLATTN_CONTEXT_* bits
     int32_t threads;        ///< threads of the CPU path; 0 = as many as OpenMP would take
-    const char *kernel_dir; ///< folder of .cl files, tried first; NULL = none
+    /// Folder of .cl files, tried first; then come $CLATTN_KERNEL_DIR, the installed folder and the
+    /// copy inside the library. NULL = none
+    const char *kernel_dir;
     /// Folder of compiled programs, made where it is missing; NULL = $CLATTN_CACHE_DIR, else
     /// $XDG_CACHE_HOME/clattn, else $HOME/.cache/clattn; on Windows %LOCALAPPDATA%\clattn. Only a
     /// folder of this user that others can't write to is used, and of it only such files; without
@@ -149,7 +154,8 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL `out`, unknown flag bits, negative threads, an
 ///                                      unknown log_level, both
 ///                                      max_local_bytes and CLATTN_CONTEXT_NO_LOCAL_MEMORY, both
-///                                      tune_file and CLATTN_CONTEXT_NO_TUNING, a
+///                                      tune_file and CLATTN_CONTEXT_NO_TUNING, both kernel_dir
+///                                      and CLATTN_CONTEXT_EMBEDDED_KERNELS, a
 ///                                      $CLATTN_MAX_* that is no number or out of range
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector

@@ -14,12 +14,16 @@
 #define WIN32_LEAN_AND_MEAN
 #include <process.h>
 #include <windows.h>
+#ifndef LOAD_LIBRARY_SEARCH_DEFAULT_DIRS
+#define LOAD_LIBRARY_SEARCH_DEFAULT_DIRS 0x1000
+#endif
 #else
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 #endif
 
 // Shared libraries and time
@@ -28,8 +32,10 @@
 
 void *cla_os_lib_open(const char *name, char *error, size_t error_size)
 {
-    // A handle of the whole program, which NULL asks for, does not exist here.
-    HMODULE lib = name ? LoadLibraryA(name) : NULL;
+    // A handle of the whole program, which NULL asks for, does not exist here. A name without a
+    // folder is looked up beside the program and in the system's folders, not in the current one.
+    const DWORD flags = name && strpbrk(name, "/\\:") ? 0 : LOAD_LIBRARY_SEARCH_DEFAULT_DIRS;
+    HMODULE lib = name ? LoadLibraryExA(name, NULL, flags) : NULL;
     if (!lib && error && error_size > 0)
         snprintf(error, error_size, "system error %lu", name ? GetLastError() : 0ul);
     return (void *)lib;
@@ -174,7 +180,13 @@ bool cla_os_is_folder(const char *path)
 
 const char *cla_os_env(const char *name)
 {
+#if defined(CLA_HAVE_SECURE_GETENV)
+    const char *value = secure_getenv(name);
+#elif defined(CLA_HAVE_ISSETUGID)
+    const char *value = issetugid() ? NULL : getenv(name);
+#else
     const char *value = getenv(name);
+#endif
     return value && *value ? value : NULL;
 }
 
