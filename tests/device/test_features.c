@@ -214,7 +214,8 @@ static void test_least_bias(void **state)
         // what is tolerated is a part of it.
         d.lse[row] = -FLT_MAX;
     }
-    d.tol_o.abs = 1e-5; // without the size of the bias
+    d.unit = 0; // without the size of the bias
+    d.tol_o.abs = 1e-5;
     assert_true(run_feature_on(t, &c, &d, NULL, NULL, NULL));
     feature_data_free(&d);
 }
