@@ -119,18 +119,18 @@ static void *get(size_t count, size_t bytes)
     return at;
 }
 
-static double *normals(uint64_t *rng, size_t count, int32_t dtype)
+static double *normals(uint64_t *rng, size_t count, int32_t dtype, int32_t exponent)
 {
     double *x = get(count, sizeof *x);
     for (size_t n = 0; n < count; n++)
-        x[n] = dtype_round((double)rng_normal(rng), dtype);
+        x[n] = dtype_round(ldexp((double)rng_normal(rng), exponent), dtype);
     return x;
 }
 
 // Rows of normal numbers in int8, each with its scale.
-static double *int8_rows(uint64_t *rng, size_t rows, size_t dim, double **scales)
+static double *int8_rows(uint64_t *rng, size_t rows, size_t dim, int32_t exponent, double **scales)
 {
-    double *x = normals(rng, rows * dim, CLATTN_DTYPE_F32);
+    double *x = normals(rng, rows * dim, CLATTN_DTYPE_F32, exponent);
     *scales = get(rows, sizeof **scales);
     for (size_t r = 0; r < rows; r++) {
         double most = 0;
@@ -299,13 +299,13 @@ void feature_inputs(const struct feature_case *c, struct feature_data *d)
     uint64_t rng = c->seed;
     memset(d, 0, sizeof *d);
     make_lengths(c, &rng, d);
-    d->q = normals(&rng, rows_q(c) * (size_t)c->dim_qk, c->dtype_q);
+    d->q = normals(&rng, rows_q(c) * (size_t)c->dim_qk, c->dtype_q, c->exp_q);
     if (c->dtype_kv == CLATTN_DTYPE_I8) {
-        d->k = int8_rows(&rng, rows_kv(c), (size_t)c->dim_qk, &d->ks);
-        d->v = int8_rows(&rng, rows_kv(c), (size_t)c->dim_v, &d->vs);
+        d->k = int8_rows(&rng, rows_kv(c), (size_t)c->dim_qk, c->exp_k, &d->ks);
+        d->v = int8_rows(&rng, rows_kv(c), (size_t)c->dim_v, c->exp_v, &d->vs);
     } else {
-        d->k = normals(&rng, rows_kv(c) * (size_t)c->dim_qk, c->dtype_kv);
-        d->v = normals(&rng, rows_kv(c) * (size_t)c->dim_v, c->dtype_kv);
+        d->k = normals(&rng, rows_kv(c) * (size_t)c->dim_qk, c->dtype_kv, c->exp_k);
+        d->v = normals(&rng, rows_kv(c) * (size_t)c->dim_v, c->dtype_kv, c->exp_v);
     }
     for (size_t n = 0; c->input == INPUT_LARGE && n < rows_q(c) * (size_t)c->dim_qk; n++)
         d->q[n] *= 16;

@@ -472,7 +472,7 @@ static bool report(const char *what, const float *out, const float *ref, size_t 
 }
 
 bool feature_memory_check(const struct feature_case *c, const struct feature_data *d,
-                          const struct feature_memory *m, double *worst)
+                          const struct feature_memory *m, double worst[2])
 {
     const size_t rows = (size_t)c->batch * (size_t)c->heads_q * (size_t)c->len_q;
     const size_t count = rows * (size_t)c->dim_v;
@@ -482,7 +482,9 @@ bool feature_memory_check(const struct feature_case *c, const struct feature_dat
     bool ok = report("O", o, d->o, count, &d->tol_o, d->bound_o, d->unit, worst);
     ok = rest_is_untouched(c, d, m, PART_O) && ok;
     if (c->lse) {
-        ok = report("LSE", lse, d->lse, rows, &d->tol_lse, d->bound_lse, d->unit, worst) && ok;
+        ok = report("LSE", lse, d->lse, rows, &d->tol_lse, d->bound_lse, d->unit,
+                    worst ? worst + 1 : NULL) &&
+             ok;
         ok = rest_is_untouched(c, d, m, PART_LSE) && ok;
     }
     for (int n = 0; n < PART_COUNT; n++)

@@ -70,7 +70,7 @@ static bool same_bits_again(const struct test_target *t, const struct feature_ca
 }
 
 static bool run_plan(const struct test_target *t, const struct feature_case *c,
-                     const struct feature_data *d, const clattn_plan *plan, double *worst, float *o,
+                     const struct feature_data *d, const clattn_plan *plan, double worst[2], float *o,
                      float *lse)
 {
     struct feature_memory m;
@@ -101,7 +101,7 @@ static bool run_plan(const struct test_target *t, const struct feature_case *c,
 }
 
 bool run_feature_on(const struct test_target *t, const struct feature_case *c,
-                    const struct feature_data *d, double *worst, float *o, float *lse)
+                    const struct feature_data *d, double worst[2], float *o, float *lse)
 {
     clattn_plan *plan = feature_plan(t, c);
     const bool ok = plan && run_plan(t, c, d, plan, worst, o, lse);
@@ -114,7 +114,7 @@ bool run_feature_on(const struct test_target *t, const struct feature_case *c,
     return ok;
 }
 
-bool run_feature(const struct test_target *t, const struct feature_case *c, double *worst)
+bool run_feature(const struct test_target *t, const struct feature_case *c, double worst[2])
 {
     struct feature_data d;
     feature_data_make(c, &d);
