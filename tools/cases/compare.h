@@ -37,7 +37,7 @@ struct compare_report {
 bool compare(const float *out, const float *ref, size_t count, const struct tolerance *tol,
              struct compare_report *report);
 
-// The same, with bound[n] * unit more for element n.
+// The same, with bound[n] * unit more for element n, which may take it over the largest number.
 bool compare_bounded(const float *out, const float *ref, size_t count, const struct tolerance *tol,
                      const double *bound, double unit, struct compare_report *report);
 
