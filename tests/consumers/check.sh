@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs a build, moves it, hides the sources, and builds and runs programs of somebody else
+# against it: by pkg-config, CMake and Meson, shared and static. Then uninstalls.
+#
+#   tests/consumers/check.sh BUILD [--subproject]
+#
+# BUILD is a build folder of Meson, up to date. --subproject also builds clattn inside a consumer,
+# as a wrap would. CMake is left out where it is not installed. Hiding takes root.
+set -euo pipefail
+
+build=$(cd "$1" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+source=$(cd "$here/../.." && pwd)
+subproject=${2:-}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/consumer"
+cp "$here/main.c" "$here/CMakeLists.txt" "$work/consumer"
+cp "$here/meson.build.in" "$work/consumer/meson.build"
+
+say() { printf '%s\n' "$*"; }
+
+# ---- install, uninstall, install, move -----------------------------------------------------------
+
+DESTDIR=$work/stage meson install -C "$build" --no-rebuild --quiet
+prefix=$work/stage$(meson introspect "$build" --buildoptions |
+  python3 -c 'import json, sys; print(next(o["value"] for o in json.load(sys.stdin)
+                                           if o["name"] == "prefix"))')
+cp -a "$prefix" "$work/elsewhere"
+DESTDIR=$work/stage ninja -C "$build" uninstall >/dev/null
+left=$(find "$work/stage" ! -type d)
+[ -z "$left" ] || { say "left behind by uninstall: $left"; exit 1; }
+say "installed, moved, uninstalled: nothing is left"
+
+# ---- the sources are out of sight ----------------------------------------------------------------
+
+# The rest runs in a shell that no longer sees them, if this user can do that.
+if [ "$subproject" = --subproject ]; then
+  mkdir -p "$work/sub/subprojects"
+  cp "$work/consumer/main.c" "$work/consumer/meson.build" "$work/sub"
+  git -C "$source" archive --prefix=clattn/ HEAD | tar -x -C "$work/sub/subprojects"
+fi
+cat >"$work/build.sh" <<'END'
+set -euo pipefail
+work=$1 subproject=$2
+cd /
+unset CLATTN_KERNEL_DIR
+consumer=$work/consumer
+libdir=$(dirname "$(find "$work/elsewhere" -name libclattn.so | head -n 1)")
+export PKG_CONFIG_PATH=$libdir/pkgconfig CLATTN_CACHE=0
+
+run() { # run WHAT PROGRAM [ENV...]: right numbers, and kernels of the moved folder where there are any
+  local what=$1 program=$2 kernels
+  shift 2
+  if ! env "$@" timeout --foreground 120 "$program" >"$work/out" 2>"$work/log"; then
+    printf '%s: failed\n' "$what"
+    tail -n 20 "$work/out" "$work/log"
+    exit 1
+  fi
+  kernels=$(grep -o 'read from .*' "$work/log" | sort -u || true)
+  case $kernels in
+    *"$work/elsewhere"* | *embedded* | '') ;;
+    *) printf '%s: kernels %s\n' "$what" "$kernels"; exit 1 ;;
+  esac
+  printf '%s: %s; %s\n' "$what" "$(cat "$work/out")" "${kernels:-no kernel was needed}"
+}
+
+shared=LD_LIBRARY_PATH=$libdir${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+flags=(-std=c11 -Wall -Wextra -Werror)
+# shellcheck disable=SC2046 # the flags are separate words
+gcc "${flags[@]}" "$consumer/main.c" $(pkg-config --cflags --libs clattn) -lm -o "$work/shared"
+run "pkg-config, shared" "$work/shared" "$shared"
+# shellcheck disable=SC2046
+gcc "${flags[@]}" "$consumer/main.c" $(pkg-config --cflags clattn) -o "$work/static" \
+  "$libdir/libclattn.a" $(pkg-config --static --libs clattn | tr ' ' '\n' | grep -vx -e -lclattn) -lm
+run "pkg-config, static" "$work/static" NOTHING=
+
+if command -v cmake >/dev/null; then
+  cmake -S "$consumer" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$work/elsewhere" >"$work/log" 2>&1 &&
+    cmake --build "$work/cmake" >>"$work/log" 2>&1 || { tail -n 40 "$work/log"; exit 1; }
+  run "CMake, shared" "$work/cmake/consumer_clattn" NOTHING=
+  run "CMake, static" "$work/cmake/consumer_clattn_static" NOTHING=
+fi
+
+for kind in false true; do
+  meson setup "$work/meson-$kind" "$consumer" -Dprefer_static=$kind >"$work/log" 2>&1 &&
+    ninja -C "$work/meson-$kind" >>"$work/log" 2>&1 || { tail -n 40 "$work/log"; exit 1; }
+  run "Meson, prefer_static=$kind" "$work/meson-$kind/consumer" "$shared"
+done
+if [ "$subproject" = --subproject ]; then
+  unset PKG_CONFIG_PATH
+  meson setup "$work/meson-sub" "$work/sub" -Dclattn:tests=disabled -Dclattn:tools=disabled \
+    >"$work/log" 2>&1 && ninja -C "$work/meson-sub" >>"$work/log" 2>&1 ||
+    { tail -n 40 "$work/log"; exit 1; }
+  run "Meson, subproject" "$work/meson-sub/consumer" NOTHING=
+fi
+END
+if unshare -m true 2>/dev/null; then
+  mkdir "$work/empty"
+  # shellcheck disable=SC2016 # the inner shell expands them
+  unshare -m bash -c 'mount --bind "$2/empty" "$1" && exec bash "$2/build.sh" "$2" "$3"' \
+    - "$source" "$work" "$subproject"
+else
+  say "the sources stay in sight: hiding them takes root"
+  bash "$work/build.sh" "$work" "$subproject"
+fi
