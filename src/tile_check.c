@@ -180,7 +180,7 @@ bool cla_tile_check(const struct cla_problem *p, const struct cla_caps *caps,
         .kernel = want->kernel, .tile_q = want->tile_q, .tile_k = want->tile_k,
         .items_q = want->items_q, .items_k = want->items_k, .chunk_d = want->chunk_d,
         .width = want->width, .vecs_q = want->vecs_q, .block_k = want->block_k,
-        .block_d = want->block_d};
+        .block_d = want->block_d, .named = true};
     if (want->tile_q < 1 || want->tile_q > ROWS_MOST || want->tile_k < 1 ||
         want->tile_k > KEYS_MOST)
         return no(why, size, "a tile has 1 to %d rows and 1 to %d keys, not %d x %d", ROWS_MOST,
