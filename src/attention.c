@@ -276,13 +276,9 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!out)
         return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "info is NULL");
-    if (out->struct_size < CLA_SIZE_TO(clattn_plan_info, build_options))
-        return cla_fail(&plan->ctx->log, CLATTN_ERR_STRUCT_SIZE,
-                        "clattn_plan_info.struct_size is %zu", out->struct_size);
     const struct cla_tile *t = &plan->choice.tile;
     clattn_plan_info i;
     memset(&i, 0, sizeof i);
-    i.struct_size = out->struct_size;
     i.algo = plan->choice.algo->id;
     i.kernel = t->subgroups ? CLATTN_KERNEL_SUBGROUP : t->kernel;
     snprintf(i.algo_name, sizeof i.algo_name, "%s", plan->choice.algo->name);
@@ -300,8 +296,8 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
     i.bytes_moved = bytes_moved(plan);
     i.num_splits = num_splits(plan);
     i.tile = cla_tile_named(t);
-    memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
-    return CLATTN_OK;
+    return cla_struct_out("clattn_plan_info", out, CLA_SIZE_TO(clattn_plan_info, build_options), &i,
+                          sizeof i, &plan->ctx->log);
 }
 
 const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t n)

@@ -168,12 +168,8 @@ static clattn_status list_devices(const clattn_context_desc *d, const struct cla
 static clattn_status fill_info(const struct cla_caps *c, int32_t index, int32_t rank,
                                clattn_device_info *out, const struct cla_log *log)
 {
-    if (out->struct_size < CLA_SIZE_TO(clattn_device_info, rank))
-        return cla_fail(log, CLATTN_ERR_STRUCT_SIZE, "clattn_device_info.struct_size is %zu",
-                        out->struct_size);
     clattn_device_info i;
     memset(&i, 0, sizeof i);
-    i.struct_size = out->struct_size;
     i.index = index;
     i.type = c->type;
     memcpy(i.platform, c->platform, sizeof i.platform);
@@ -196,8 +192,8 @@ static clattn_status fill_info(const struct cla_caps *c, int32_t index, int32_t 
     i.vector_shape = cla_caps_vector_shape(c);
     i.quirks = c->quirks;
     i.rank = rank;
-    memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
-    return CLATTN_OK;
+    return cla_struct_out("clattn_device_info", out, CLA_SIZE_TO(clattn_device_info, rank), &i,
+                          sizeof i, log);
 }
 
 // Position of `index` in the ranking, 0 = best.

@@ -17,6 +17,7 @@ run_packages=(
 # mesa-opencl-icd brings rusticl with llvmpipe; gnuplot draws the plots of clattn-bench; libclc-15
 # is for tools/gpu_compile_check, which fetches the rest of its compilers itself.
 test_packages=(
+  abigail-tools
   g++ clang libomp-dev binutils python3-venv
   libcmocka-dev ocl-icd-opencl-dev mesa-opencl-icd oclgrind gnuplot-nox
   libclc-15

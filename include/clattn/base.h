@@ -69,8 +69,8 @@ typedef enum clattn_status {
     CLATTN_ERR_OPENCL = 13,
     /// A kernel file could not be found or read; the log lists what was tried.
     CLATTN_ERR_FILE = 14,
-    /// A struct_size is smaller than the first version of the struct, or larger than this
-    /// library's with set bytes behind the known end.
+    /// A struct_size is smaller than the first version of the struct, no multiple of that of
+    /// size_t, or larger than this library's with set bytes behind the known end.
     CLATTN_ERR_STRUCT_SIZE = 15,
     /// Handles that do not belong together (a queue, cl_mem or event of another context or device).
     CLATTN_ERR_WRONG_CONTEXT = 16,
