@@ -97,10 +97,8 @@ static void check_changed(struct bytes *b)
     char key[64], data[64];
     size_t size = 0;
     const size_t key_size = take_below(b, 64), data_size = take_below(b, 64);
-    for (size_t i = 0; i < key_size; i++)
-        key[i] = (char)take_byte(b);
-    for (size_t i = 0; i < data_size; i++)
-        data[i] = (char)take_byte(b);
+    take_bytes(b, key, key_size);
+    take_bytes(b, data, data_size);
     unsigned char *file = cla_cache_encode(key, key_size, data, data_size, &size);
     FUZZ_CHECK(file, "memory");
     const size_t room = size + 64;
@@ -148,7 +146,7 @@ static void check_folder(struct bytes *b)
     static const char *folder;
     static struct cla_cache *cache;
     const struct cla_cache_key key = {"kind", "options", "text"};
-    char data[48], why[CLA_CACHE_WHY], path[4096];
+    char data[48], why[CLA_CACHE_WHY], path[4096] = "";
     unsigned char file[4096], was[4096];
     void *got = NULL;
     size_t size = 0;
@@ -160,8 +158,7 @@ static void check_folder(struct bytes *b)
         cache = cla_cache_open(&settings, "facts", NULL);
         FUZZ_CHECK(cache, "no cache in %s", folder);
     }
-    for (size_t i = 0; i < data_size; i++)
-        data[i] = (char)take_byte(b);
+    take_bytes(b, data, data_size);
     FUZZ_CHECK(cla_cache_put(cache, &key, data, data_size, why), "%s", why);
     FUZZ_CHECK(temporary_only(folder, path, sizeof path), "not one file in %s", folder);
     const size_t before = read_whole(path, was, sizeof was);

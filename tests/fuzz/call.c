@@ -51,11 +51,13 @@ static struct tolerance tolerance_of(const clattn_attention_desc *d, const struc
     return t;
 }
 
+FUZZ_SILENT
 static bool close_to(double got, double want, double all, double part)
 {
     return fabs(got - want) <= all + part * fabs(want);
 }
 
+FUZZ_SILENT
 static void check_row(const clattn_attention_desc *d, const struct call_data *c,
                       const struct tolerance *t, const struct row *row)
 {
@@ -82,6 +84,7 @@ static void check_row(const clattn_attention_desc *d, const struct call_data *c,
     }
 }
 
+FUZZ_SILENT
 static void check_results(const clattn_attention_desc *d, const struct call_data *c)
 {
     const struct tolerance t = tolerance_of(d, c);

@@ -162,9 +162,10 @@ static struct view view_of(const clattn_attention_call *c, const clattn_attentio
 static int64_t reach_of(const struct view *v, size_t offset)
 {
     long double last = (long double)v->dim; // exact as far as it counts
-    for (int i = 0; i < v->axes; i++) {
+    for (int i = 0; i < v->axes; i++)
         if (v->extent[i] == 0)
-            return 0;
+            return 0; // whatever the strides
+    for (int i = 0; i < v->axes; i++) {
         if (v->extent[i] < 0 || v->stride[i] < 0)
             return -1;
         last += (long double)(v->extent[i] - 1) * (long double)v->stride[i];
@@ -300,6 +301,7 @@ static void spoil(struct bytes *b, struct call_data *c)
 
 // ---- numbers in memory -------------------------------------------------------------------------
 
+FUZZ_SILENT
 static void store(char *at, int32_t dtype, float x)
 {
     const uint16_t f16 = cla_f32_to_f16(x), bf16 = cla_f32_to_bf16(x);
@@ -312,6 +314,7 @@ static void store(char *at, int32_t dtype, float x)
     }
 }
 
+FUZZ_SILENT
 static double load(const char *at, int32_t dtype)
 {
     float x;
@@ -331,6 +334,7 @@ struct numbers {
     bool special; // some are of another kind
 };
 
+FUZZ_SILENT
 static float next_number(struct numbers *n)
 {
     static const float special[] = {NAN, INFINITY, -INFINITY, 0, -0.0f, 1e-40f, 60000, 1e30f};
@@ -340,6 +344,7 @@ static float next_number(struct numbers *n)
     return n->size * ((float)(int32_t)(r >> 32) * 0x1p-31f);
 }
 
+FUZZ_SILENT
 static void fill_view(const struct view *v, enum data_part part, struct numbers *n,
                       struct call_data *c)
 {
@@ -375,6 +380,7 @@ static void fill_view(const struct view *v, enum data_part part, struct numbers 
     }
 }
 
+FUZZ_SILENT
 static void fill_ints(struct bytes *b, const clattn_attention_desc *d, struct call_data *c,
                       const int32_t lens[CALL_BATCH], int32_t cu[2][CALL_BATCH + 1],
                       uint64_t *seed)
@@ -589,6 +595,7 @@ void call_data_use_second(struct call_data *c)
     c->call.lse.ptr = c->second_lse;
 }
 
+FUZZ_SILENT
 static size_t o_at(const clattn_attention_desc *d, const struct call_data *c, const struct row *r)
 {
     const struct view v = view_of(&c->call, d, DATA_O);
@@ -598,6 +605,7 @@ static size_t o_at(const clattn_attention_desc *d, const struct call_data *c, co
                bytes_of(v.dtype);
 }
 
+FUZZ_SILENT
 static size_t lse_at(const struct call_data *c, const struct row *r)
 {
     const clattn_attention_call *call = &c->call;
@@ -607,6 +615,7 @@ static size_t lse_at(const struct call_data *c, const struct row *r)
     return call->lse.offset_bytes + 4 * (size_t)(rows * len + r->at);
 }
 
+FUZZ_SILENT
 double call_data_o(const clattn_attention_desc *d, const struct call_data *c, int which,
                    const struct row *row, int32_t n)
 {
@@ -617,12 +626,14 @@ double call_data_o(const clattn_attention_desc *d, const struct call_data *c, in
     return load(elem, d->dtype_o);
 }
 
+FUZZ_SILENT
 double call_data_lse(const struct call_data *c, int which, const struct row *row)
 {
     return load((which ? c->second_lse : c->memory[DATA_LSE]) + lse_at(c, row), CLATTN_DTYPE_F32);
 }
 
 // Bytes that nobody owns.
+FUZZ_SILENT
 static bool others_kept(const char *memory, const bool *owned, size_t size, int fill_byte)
 {
     for (size_t i = 0; memory && i < size; i++)
@@ -631,6 +642,7 @@ static bool others_kept(const char *memory, const bool *owned, size_t size, int 
     return true;
 }
 
+FUZZ_SILENT
 bool call_data_untouched(const clattn_attention_desc *d, const struct call_data *c, bool ran)
 {
     const bool lse = ran && c->memory[DATA_LSE];

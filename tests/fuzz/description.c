@@ -101,11 +101,7 @@ void take_description(struct bytes *b, bool tiny, clattn_attention_desc *desc)
     clattn_attention_desc_init(desc, sizeof *desc);
     const uint32_t form = take_byte(b);
     if (form >= 250) { // any bytes
-        memset(desc, 0, sizeof *desc);
-        const size_t n = b->left < sizeof *desc ? b->left : sizeof *desc;
-        memcpy(desc, b->at, n);
-        b->at += n;
-        b->left -= n;
+        take_bytes(b, desc, sizeof *desc);
         if (form >= 253)
             desc->struct_size = sizeof *desc;
         return;

@@ -14,6 +14,13 @@
 // A target. 0 = this input may join the corpus.
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+// Of functions whose loops tell libFuzzer nothing, and would cost most of the time if they did.
+#if defined(__clang__)
+#define FUZZ_SILENT __attribute__((no_sanitize("coverage"), noinline))
+#else
+#define FUZZ_SILENT
+#endif
+
 // A promise that was broken: the input is a find.
 #define FUZZ_CHECK(what, ...)                                                                      \
     do {                                                                                           \
@@ -44,6 +51,16 @@ static inline uint64_t take_number(struct bytes *b, int count)
     for (int i = 0; i < count; i++)
         x |= (uint64_t)take_byte(b) << (8 * i);
     return x;
+}
+
+static inline void take_bytes(struct bytes *b, void *to, size_t size)
+{
+    const size_t n = size < b->left ? size : b->left;
+    memset(to, 0, size);
+    if (n)
+        memcpy(to, b->at, n);
+    b->at += n;
+    b->left -= n;
 }
 
 static inline int32_t take_int(struct bytes *b)
