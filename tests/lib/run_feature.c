@@ -70,8 +70,8 @@ static bool same_bits_again(const struct test_target *t, const struct feature_ca
 }
 
 static bool run_plan(const struct test_target *t, const struct feature_case *c,
-                     const struct feature_data *d, const clattn_plan *plan, double worst[2], float *o,
-                     float *lse)
+                     const struct feature_data *d, const clattn_plan *plan, double worst[2],
+                     float *o, float *lse)
 {
     struct feature_memory m;
     clattn_context *ctx = t->device->ctx;
