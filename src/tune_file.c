@@ -102,8 +102,7 @@ static enum cla_store_result read_file(const struct place *at, struct cla_tune *
         cla_store_read(at->folder, at->name, CLA_TUNE_BYTES, &data, &size, why, CLA_TUNE_WHY);
     if (result == CLA_STORE_FAILED && !cla_os_is_folder(at->folder))
         result = CLA_STORE_NONE;
-    // An empty one says nothing, and stands in no writer's way.
-    if (result == CLA_STORE_OK && size && !cla_tune_parse(data, size, false, tune, why))
+    if (result == CLA_STORE_OK && !cla_tune_parse(data, size, false, tune, why))
         result = CLA_STORE_FAILED;
     free(data);
     return result;
@@ -180,14 +179,12 @@ static void load_file(const clattn_context *ctx, const char *path, struct cla_tu
         // A default file that nobody wrote is nothing to speak of.
         if (path)
             cla_logf(&ctx->log, CLATTN_LOG_WARN, "tuning file %s is ignored: %s", path, why);
-        else if (result != CLA_STORE_NONE)
-            cla_logf(&ctx->log, CLATTN_LOG_WARN, "tuning file %s/%s is ignored: %s", at.folder,
-                     at.name, why);
+        else
+            cla_logf(&ctx->log, result == CLA_STORE_NONE ? CLATTN_LOG_DEBUG : CLATTN_LOG_WARN,
+                     "tuning file %s/%s is ignored: %s", at.folder, at.name, why);
         return;
     }
     set_source(tune, &at);
-    if (tune->devices == 0) // as after a crash, or `touch`
-        cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s: nothing is in it", tune->source);
     cla_tune_select(tune, device, &stale);
     drop_refused(ctx, tune);
     if (stale)
@@ -264,19 +261,20 @@ clattn_status clattn_tune_read(clattn_context *ctx, const char *path,
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!out)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
-    if (out->struct_size < CLA_SIZE_TO(clattn_tuning, ratio))
-        return cla_fail(&ctx->log, CLATTN_ERR_STRUCT_SIZE, "clattn_tuning.struct_size is %zu",
-                        out->struct_size);
     clattn_status st = begin_request(ctx, desc, &r);
     if (st == CLATTN_OK)
         st = open_file(ctx, path, &r);
     if (st == CLATTN_OK) {
         const struct cla_tune_row *row = cla_tune_find(&r.tune, &r.device, &r.key);
-        out->measured = row != NULL;
-        memset(&out->tile, 0, sizeof out->tile);
-        if (row)
-            out->tile = row->tile;
-        out->ratio = row ? row->permille / 1000.0 : 0.0;
+        clattn_tuning known;
+        memset(&known, 0, sizeof known);
+        if (row) {
+            known.measured = 1;
+            known.tile = row->tile;
+            known.ratio = row->permille / 1000.0;
+        }
+        st = cla_struct_out("clattn_tuning", out, CLA_SIZE_TO(clattn_tuning, ratio), &known,
+                            sizeof known, &ctx->log);
     }
     cla_tune_free(&r.tune);
     return st;
@@ -331,6 +329,8 @@ clattn_status clattn_tune_write(clattn_context *ctx, const char *path,
         if (!text || !cla_store_open(r.at.folder, why, sizeof why) ||
             !cla_store_write(r.at.folder, r.at.name, text, size, why, sizeof why))
             st = cla_fail(&ctx->log, CLATTN_ERR_FILE, "tuning file %s: %s", r.at.name, why);
+        else // what killed writers left goes; how much is there does not matter
+            cla_store_trim(r.at.folder, r.at.name, UINT64_MAX);
     }
     free(text);
     cla_tune_free(&r.tune);
