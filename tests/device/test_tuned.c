@@ -315,7 +315,7 @@ static void test_files_not_to_be_believed(void **state)
     assert_non_null(empty);
     fclose(empty);
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
-    expect_log(&u, "tiles.txt: nothing is in it");
+    expect_log(&u, "is ignored: tiles.txt is empty");
     assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_OK);
     assert_int_equal(known.measured, 0);
     assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_OK);
