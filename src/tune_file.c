@@ -102,8 +102,7 @@ static enum cla_store_result read_file(const struct place *at, struct cla_tune *
         cla_store_read(at->folder, at->name, CLA_TUNE_BYTES, &data, &size, why, CLA_TUNE_WHY);
     if (result == CLA_STORE_FAILED && !cla_os_is_folder(at->folder))
         result = CLA_STORE_NONE;
-    // An empty one says nothing, and stands in no writer's way.
-    if (result == CLA_STORE_OK && size && !cla_tune_parse(data, size, false, tune, why))
+    if (result == CLA_STORE_OK && !cla_tune_parse(data, size, false, tune, why))
         result = CLA_STORE_FAILED;
     free(data);
     return result;
@@ -186,7 +185,7 @@ static void load_file(const clattn_context *ctx, const char *path, struct cla_tu
         return;
     }
     set_source(tune, &at);
-    if (tune->devices == 0) // as after a crash, or `touch`
+    if (tune->devices == 0)
         cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s: nothing is in it", tune->source);
     cla_tune_select(tune, device, &stale);
     drop_refused(ctx, tune);
