@@ -40,20 +40,14 @@ static int32_t dim_of(const struct cla_problem *p)
 
 clattn_tile cla_tile_named(const struct cla_tile *t)
 {
-    clattn_tile n = {.kernel = CLATTN_KERNEL_AUTO};
+    // The CPU path has tiles of its own, but none with a kernel shape.
     if (t->kernel == CLATTN_KERNEL_AUTO)
-        return n;
-    n.kernel = t->subgroups ? CLATTN_KERNEL_SUBGROUP : t->kernel;
-    n.tile_q = t->tile_q;
-    n.tile_k = t->tile_k;
-    n.items_q = t->items_q;
-    n.items_k = t->items_k;
-    n.chunk_d = t->chunk_d;
-    n.width = t->width;
-    n.vecs_q = t->vecs_q;
-    n.block_k = t->block_k;
-    n.block_d = t->block_d;
-    return n;
+        return (clattn_tile){.kernel = CLATTN_KERNEL_AUTO};
+    return (clattn_tile){
+        .kernel = t->subgroups ? CLATTN_KERNEL_SUBGROUP : t->kernel,
+        .tile_q = t->tile_q, .tile_k = t->tile_k, .items_q = t->items_q, .items_k = t->items_k,
+        .chunk_d = t->chunk_d, .width = t->width, .vecs_q = t->vecs_q, .block_k = t->block_k,
+        .block_d = t->block_d};
 }
 
 bool cla_tile_same(const clattn_tile *a, const clattn_tile *b)
@@ -180,7 +174,7 @@ bool cla_tile_check(const struct cla_problem *p, const struct cla_caps *caps,
         .kernel = want->kernel, .tile_q = want->tile_q, .tile_k = want->tile_k,
         .items_q = want->items_q, .items_k = want->items_k, .chunk_d = want->chunk_d,
         .width = want->width, .vecs_q = want->vecs_q, .block_k = want->block_k,
-        .block_d = want->block_d};
+        .block_d = want->block_d, .named = true};
     if (want->tile_q < 1 || want->tile_q > ROWS_MOST || want->tile_k < 1 ||
         want->tile_k > KEYS_MOST)
         return no(why, size, "a tile has 1 to %d rows and 1 to %d keys, not %d x %d", ROWS_MOST,

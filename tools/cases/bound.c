@@ -19,8 +19,8 @@ double bound_score(const struct bound_score *s)
     // Products below the range of float, with denormals.
     error += s->dim * s->factor * 0x1p-149 / BOUND_FLOAT;
     if (s->softcap > 0) {
-        // softcap * tanh(x / softcap): errors of x shrink by the slope of tanh. The exponential, two
-        // sums, a quotient and two products round.
+        // softcap * tanh(x / softcap): errors of x shrink by the slope of tanh. The exponential,
+        // two sums, a quotient and two products round.
         const double t = s->capped / s->softcap;
         error = error * (1 - t * t) + 8 * fabs(s->capped);
     }
