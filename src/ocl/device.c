@@ -135,6 +135,8 @@ static int32_t smallest_subgroup(const struct query *q)
     if (q->cl->GetDeviceInfo(q->device, DEVICE_SUB_GROUP_SIZES, sizeof sizes, sizes, &bytes) !=
         CL_SUCCESS)
         return 0;
+    if (bytes > sizeof sizes) // a driver that says it wrote more than there was room for
+        bytes = sizeof sizes;
     for (size_t i = 0; i < bytes / sizeof sizes[0]; i++)
         if (sizes[i] >= 8 && (least == 0 || sizes[i] < least))
             least = sizes[i];
