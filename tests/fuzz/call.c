@@ -111,8 +111,8 @@ static void show(const clattn_attention_desc *d, const struct call_data *c)
     fprintf(stderr, "types %d/%d/%d bias %d, dims %d/%d, heads %d/%d, features 0x%x, page %d, "
             "align %d\n", d->dtype_q, d->dtype_kv, d->dtype_o, d->dtype_bias, d->dim_qk, d->dim_v,
             d->heads_q, d->heads_kv, d->features, d->page_size, d->align);
-    fprintf(stderr, "batch %d, lengths %d/%d, scale %g (set %u), softcap %g, window %d %d, pages %d "
-            "of %d, tokens %d/%d%s\n", l->batch, l->len_q, l->len_kv, (double)l->scale, l->set,
+    fprintf(stderr, "batch %d, lengths %d/%d, scale %g (set %u), softcap %g, window %d %d, pages "
+            "%d of %d, tokens %d/%d%s\n", l->batch, l->len_q, l->len_kv, (double)l->scale, l->set,
             (double)l->softcap, l->window_left, l->window_right, l->max_pages, l->num_pages,
             l->total_q, l->total_kv, c->spoilt ? ", spoilt" : "");
     for (int part = 0; part < DATA_PARTS; part++)
