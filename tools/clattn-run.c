@@ -155,6 +155,7 @@ static int prepare(struct run *r)
             snprintf(what, sizeof what, "--device %s", opt->device);
         return tool_library_fail(&r->session.log, st, what);
     }
+    tool_log_clear(&r->session.log);
     st = tool_plan_create(&r->session, &r->problem, &r->plan);
     if (st == CLATTN_OK) {
         r->info.struct_size = sizeof r->info;

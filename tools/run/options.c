@@ -81,23 +81,13 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_ALIGN: return tool_take_word(shown, value, tool_align_words, &opt->align);
     case OPT_ALGO: return tool_take_word(shown, value, tool_algo_words, &opt->algo);
     case OPT_SPLITS: return tool_take_int32(shown, value, 1, 65535, &opt->splits);
-    case OPT_SOFTMAX:
-        opt->softmax = tool_parse_word(value, tool_softmax_words);
-        return opt->softmax > 0 ? 0
-                                : tool_fail(TOOL_USE,
-                                            "option %s: '%s' is none of naive, safe, online",
-                                            shown, value);
+    case OPT_SOFTMAX: return tool_take_later_word(shown, value, tool_softmax_words, &opt->softmax);
     case OPT_THREADS: return tool_take_int32(shown, value, 1, 4096, &opt->threads);
     case OPT_REPEAT: return tool_take_int32(shown, value, 1, 1000000, &opt->repeat);
     case OPT_CAUSAL:
         opt->causal = true;
         return value ? tool_take_word(shown, value, tool_align_words, &opt->causal_align) : 0;
-    case OPT_KERNEL:
-        opt->kernel = tool_parse_word(value, tool_kernel_words);
-        return opt->kernel > 0 ? 0
-                               : tool_fail(TOOL_USE,
-                                           "option %s: '%s' is none of group, vector, subgroup",
-                                           shown, value);
+    case OPT_KERNEL: return tool_take_later_word(shown, value, tool_kernel_words, &opt->kernel);
     case OPT_SCALE:
         opt->has_scale = true;
         return tool_take_number(shown, value, &opt->scale);
