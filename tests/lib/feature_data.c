@@ -362,8 +362,9 @@ static double score(const struct feature_case *c, const struct feature_data *d, 
     for (size_t n = 0; n < dim; n++) {
         const double product = d->q[row * dim + n] * d->k[key * dim + n];
         x += product;
-        s.products += fabs(product);
+        s.walk += product * product + x * x;
     }
+    s.walk = sqrt(s.walk);
     x *= factor;
     if (c->has_softcap && c->softcap > 0) {
         s.softcap = (double)c->softcap;
@@ -487,7 +488,7 @@ void feature_expect(const struct feature_case *c, struct feature_data *d)
     // The expectation is rounded to float, as are outputs of it.
     d->unit = BOUND_FLOAT;
     const double rounding = bound_roundoff(c->dtype_o) + BOUND_FLOAT;
-    d->tol_o = (struct tolerance){bound_smallest(c->dtype_o, c->len_kv), rounding,
+    d->tol_o = (struct tolerance){bound_smallest(c->dtype_o), rounding,
                                   c->input == INPUT_V_PARTLY_NAN};
     d->tol_lse = (struct tolerance){0, 2 * BOUND_FLOAT, false};
 }
