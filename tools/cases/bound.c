@@ -58,5 +58,6 @@ double bound_roundoff(int32_t dtype)
 
 double bound_smallest(int32_t dtype)
 {
-    return dtype == CLATTN_DTYPE_F16 ? 0x1p-25 : 0; // half a denormal
+    // Half of the least denormal.
+    return dtype == CLATTN_DTYPE_F16 ? 0x1p-25 : dtype == CLATTN_DTYPE_BF16 ? 0x1p-134 : 0x1p-150;
 }

@@ -54,7 +54,7 @@ struct bound_output {
 // Absolute error of an element of O before it is stored.
 double bound_output(const struct bound_output *o);
 
-// Of storing it: relative, and absolute where the type has no smaller number.
+// Of storing it: relative, and absolute among denormals.
 double bound_roundoff(int32_t dtype);
 double bound_smallest(int32_t dtype);
 
