@@ -51,6 +51,12 @@ double bound_output(const struct bound_output *o)
            o->weight_roundoff / BOUND_FLOAT * o->mass + lost;
 }
 
+double bound_running(double largest)
+{
+    // What O was before a key that outweighs all others is taken off again, in three operations.
+    return 3 * largest;
+}
+
 double bound_roundoff(int32_t dtype)
 {
     return dtype == CLATTN_DTYPE_F16 ? 0x1p-11 : dtype == CLATTN_DTYPE_BF16 ? 0x1p-8 : 0x1p-24;

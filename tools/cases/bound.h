@@ -54,6 +54,9 @@ struct bound_output {
 // Absolute error of an element of O before it is stored.
 double bound_output(const struct bound_output *o);
 
+// Of fused_kv_outer beside that, where the keys that a row sees have values up to `largest`.
+double bound_running(double largest);
+
 // Of storing it: relative, and absolute among denormals.
 double bound_roundoff(int32_t dtype);
 double bound_smallest(int32_t dtype);
