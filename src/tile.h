@@ -28,6 +28,7 @@ struct cla_tile {
     int32_t vecs_q;  // vector: vectors of rows (QV), tile_q = W * QV; 0 where lanes are channels
     int32_t block_k; // vector: keys in a register block of Q*K^T (RK)
     int32_t block_d; // vector: channels in a register block of P*V (RD)
+    bool named;      // by the caller or a tuning file, not by the planner
     size_t local_bytes; // CLA_GROUP_LOCAL_BYTES and what else stays, 0 for the vector shape
     char reason[192];
 };

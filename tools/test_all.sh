@@ -14,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Long ones first, since two run at a time.
-steps=(build pocl llvmpipe oclgrind intel sanitize host pocl-cbs no-opencl minilm library install
+steps=(build pocl llvmpipe oclgrind intel sanitize host pocl-cbs no-opencl minilm install
        gpu_compile)
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
@@ -247,7 +247,6 @@ builds_of() { # builds_of STEP: what it runs on
   case $1 in
     build) echo gcc clang no-opencl sanitize ;;
     host) echo gcc clang ;;
-    library) echo gcc clang no-opencl ;;
     no-opencl | sanitize) echo "$1" ;;
     *) echo gcc ;;
   esac
@@ -270,9 +269,10 @@ step_host() {
     --suite style --suite tools --list 2>/dev/null | sed 's|.* / ||' |
     if [ "$full" = yes ]; then cat; else grep -Ev '^(banks|run_features)$'; fi)
   ! have gcc || suites gcc host 900 "${programs[@]}"
-  # Long computations are the same in both.
-  mapfile -t programs < <(meson test -C "$build/gcc" --no-rebuild --suite unit --list 2>/dev/null |
-    sed 's|.* / ||' | grep -Ev '^(banks|host|host_features)$')
+  # Long computations are the same in both, and so are headers and scripts.
+  mapfile -t programs < <(meson test -C "$build/gcc" --no-rebuild --list --suite unit \
+    --suite header 2>/dev/null | sed 's|.* / ||' |
+    grep -Ev '^(banks|host|host_features|binary interface.*)$')
   ! have clang || suites clang host 300 "${programs[@]}"
   mapfile -t programs < <(device_programs ' cpu( dot)?$')
   ! have gcc || suites gcc host-device 300 "${programs[@]}"
@@ -350,31 +350,6 @@ step_sanitize() {
   local programs of_build=sanitize
   mapfile -t programs < <(device_programs ' cpu( dot)?$' | grep -Ev '^(fused|family) cpu$')
   suites sanitize sanitize-device 600 "${programs[@]}"
-}
-
-# Only the C library, its maths, threads of OpenMP and the program loader may be linked.
-links_nothing_else() {
-  local needed
-  needed=$(readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
-  printf '%s\n' "$needed"
-  ! grep -Ev '^(libc\.so\.|libm\.so\.|libgomp\.so\.|libomp\.so\.|ld-linux)' <<<"$needed"
-}
-
-exports_only() { # exports_only REGEX NM-ARGUMENT... FILE: all defined symbols fit
-  local pattern=$1 names
-  shift
-  names=$(nm --defined-only --extern-only --format=posix "$@" | awk 'NF > 2 { print $1 }')
-  [ -n "$names" ] && ! grep -Ev "$pattern" <<<"$names"
-}
-
-step_library() {
-  local name
-  for name in gcc clang no-opencl; do
-    have "$name" || continue
-    check "$name: linked libraries" links_nothing_else "$build/$name/libclattn.so"
-    check "$name: exported symbols" exports_only '^clattn_' --dynamic "$build/$name/libclattn.so"
-    check "$name: names in the archive" exports_only '^(clattn|cla)_' "$build/$name/libclattn.a"
-  done
 }
 
 readme_example() { # readme_example N: the N-th C program of the README, against what was installed

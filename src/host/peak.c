@@ -76,7 +76,7 @@ static double best_of(const struct peak *k, int32_t threads, int runs)
 double cla_host_peak_fma(int32_t threads, bool brief)
 {
     struct peak k = {.kernel = cla_host_kernels()[0], .count = 1000000};
-    return best_of(&k, cla_host_threads(threads), brief ? BRIEF_RUNS : RUNS);
+    return best_of(&k, cla_host_team(cla_host_threads(threads)), brief ? BRIEF_RUNS : RUNS);
 }
 
 double cla_host_peak_read(int32_t threads, size_t bytes)
@@ -90,7 +90,7 @@ double cla_host_peak_read(int32_t threads, size_t bytes)
     for (size_t i = 0; i < k.floats; i++)
         data[i] = 1.0f;
     k.data = data;
-    const double rate = best_of(&k, cla_host_threads(threads), RUNS);
+    const double rate = best_of(&k, cla_host_team(cla_host_threads(threads)), RUNS);
     free(data);
     return rate;
 }

@@ -88,9 +88,9 @@ static bool check_bounds(const struct test_target *t, const struct feature_case 
     return ok;
 }
 
-static bool run_plan(const struct test_target *t, const struct feature_case *c,
-                     const struct feature_data *d, const clattn_plan *plan, double worst[2],
-                     float *o, float *lse)
+bool run_feature_plan(const struct test_target *t, const struct feature_case *c,
+                      const struct feature_data *d, const clattn_plan *plan, double worst[2],
+                      float *o, float *lse)
 {
     struct feature_memory m;
     clattn_context *ctx = t->device->ctx;
@@ -120,7 +120,7 @@ bool run_feature_on(const struct test_target *t, const struct feature_case *c,
                     const struct feature_data *d, double worst[2], float *o, float *lse)
 {
     clattn_plan *plan = feature_plan(t, c);
-    const bool ok = plan && run_plan(t, c, d, plan, worst, o, lse);
+    const bool ok = plan && run_feature_plan(t, c, d, plan, worst, o, lse);
     if (!ok) {
         char text[600];
         feature_text(c, text, sizeof text);

@@ -21,6 +21,11 @@ bool run_feature(const struct test_target *t, const struct feature_case *c, doub
 bool run_feature_on(const struct test_target *t, const struct feature_case *c,
                     const struct feature_data *d, double worst[2], float *o, float *lse);
 
+// The same by a plan of the caller's, and without a word about the case where it fails.
+bool run_feature_plan(const struct test_target *t, const struct feature_case *c,
+                      const struct feature_data *d, const clattn_plan *plan, double worst[2],
+                      float *o, float *lse);
+
 // Whether a target's algorithm serves the case.
 bool target_serves(const struct test_target *t, const struct feature_case *c);
 
