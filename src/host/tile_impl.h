@@ -409,7 +409,7 @@ static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *jo
         next = tile_set_memory(t, next);
         tile_find_rows(t);
         tile_find_o(t);
-        t->dot = CLA_HOST_DOT && cla_host_takes_dot(p);
+        t->dot = CLA_HOST_DOT && cla_host_takes_dot(p) && dot_scales(f->call->scale);
         if (CLA_HOST_DOT && t->dot)
             dot_load_q(t);
         else
