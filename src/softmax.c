@@ -131,6 +131,8 @@ clattn_status clattn_softmax_plan_create(clattn_context *ctx, const clattn_softm
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
     struct cla_softmax s;
     clattn_status st = check_desc(desc, &ctx->log, &s);
+    if (st == CLATTN_OK)
+        st = cla_context_check(ctx);
     if (st != CLATTN_OK)
         return st;
     clattn_softmax_plan *plan = calloc(1, sizeof *plan);
@@ -150,7 +152,8 @@ void clattn_softmax_plan_destroy(clattn_softmax_plan **pplan)
 {
     if (!pplan || !*pplan)
         return;
-    cla_softmax_release(&(*pplan)->kernels);
+    if (!cla_context_lost((*pplan)->ctx))
+        cla_softmax_release(&(*pplan)->kernels);
     free(*pplan);
     *pplan = NULL;
 }
@@ -294,6 +297,7 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
     clattn_softmax_call call;
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call is NULL");
+    CLA_TRY(cla_context_check(ctx));
     CLA_TRY(cla_struct_in("clattn_softmax_call", in,
                           CLA_SIZE_TO(clattn_softmax_call, workspace), &call, sizeof call, log));
     CLA_TRY(cla_check_bits(log, "call.set", call.set, CLATTN_SOFTMAX_SET_SCALE));

@@ -19,7 +19,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Long ones first, since two run at a time; each makes the builds that it needs.
-steps=(intel sanitize pocl oclgrind llvmpipe host gpu_compile pocl-cbs no-opencl minilm install)
+steps=(intel sanitize pocl oclgrind llvmpipe host fuzz gpu_compile pocl-cbs no-opencl minilm
+       install)
 full_steps=(random failures) # with --full only
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
@@ -330,11 +331,13 @@ race_is_reported() { # a kernel with a race, to see that reports are recognised
 
 step_oclgrind() {
   check "a data race is reported" race_is_reported
-  forbid=(--forbid "$oclgrind_report")
   have gcc || return 0
   use_device oclgrind
+  # Copies of kernels with a fault in them, such as a barrier that was dropped, are reported.
+  suites gcc kernel-faults 600 --suite simulator "kernel faults"
   # Every kernel on tiny problems.
-  suites gcc simulator 900 --suite simulator
+  forbid=(--forbid "$oclgrind_report")
+  suites gcc simulator 900 --suite simulator simulator
   suites gcc traffic 600 --suite traffic
   [ "$full" = yes ] || return 0
   # Oclgrind has one kernel running at a time and waits for ever where a user event is set later.
@@ -364,6 +367,12 @@ step_sanitize() {
   mapfile -t programs < <(programs_of sanitize device ' cpu( dot)?$' |
     grep -Ev '^(fused|family) cpu$')
   suites sanitize sanitize-device 600 "${programs[@]}"
+}
+
+step_fuzz() {
+  local options=(--seconds 3)
+  [ "$full" = no ] || options=(--long)
+  check "fuzz" env "BUILD_DIR=$build/fuzz" tools/fuzz.sh "${options[@]}"
 }
 
 # ---- with --full only --------------------------------------------------------------------------

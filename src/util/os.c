@@ -6,6 +6,7 @@
 
 #include "util/os.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,6 +190,50 @@ const char *cla_os_env(const char *name)
 #endif
     return value && *value ? value : NULL;
 }
+
+// Forks
+
+#if defined(_WIN32)
+
+bool cla_os_watch_forks(void)
+{
+    return true;
+}
+
+unsigned cla_os_forks(void)
+{
+    return 0;
+}
+
+#else
+
+// Asking for the process's number instead would be a system call each time.
+static atomic_uint forks;
+static bool watching;
+
+static void count_fork(void)
+{
+    atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
+}
+
+static void watch(void)
+{
+    watching = pthread_atfork(NULL, NULL, count_fork) == 0;
+}
+
+bool cla_os_watch_forks(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch);
+    return watching;
+}
+
+unsigned cla_os_forks(void)
+{
+    return atomic_load_explicit(&forks, memory_order_relaxed);
+}
+
+#endif
 
 // Mutexes, conditions and threads: the thin layer under the worker
 
