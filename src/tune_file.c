@@ -158,8 +158,8 @@ static void drop_refused(const clattn_context *ctx, struct cla_tune *tune)
     }
     if (kept < tune->rows)
         cla_logf(&ctx->log, CLATTN_LOG_WARN,
-                 "%s: %d rows for this device name tiles that it cannot have and do not count; the "
-                 "first: %s", tune->source, tune->rows - kept, first);
+                 "tuning %s: %d rows for this device name tiles that it cannot have and do not "
+                 "count; the first: %s", tune->source, tune->rows - kept, first);
     tune->rows = kept;
 }
 
