@@ -180,11 +180,6 @@ static int32_t chunk_that_fits(const struct group_tile *g, const struct cla_prob
     return 0;
 }
 
-static size_t max_items(const struct cla_caps *caps)
-{
-    return min_size(caps->max_group, caps->max_items[0]);
-}
-
 // Floats that an item sums up: scores, O, which is doubled where rounding errors are carried along,
 // and the products in hand. Chunks are left out of it, so that no device with more local memory
 // has a tile refused that one with less takes.
@@ -269,9 +264,9 @@ static void note_group(struct cla_notes *refusals, const struct group_tile *g,
                        const struct cla_problem *p, const struct cla_caps *caps, int32_t least)
 {
     const int32_t items = g->items_q * g->items_k;
-    if ((size_t)items > max_items(caps))
+    if ((size_t)items > cla_caps_items(caps))
         cla_note(refusals, "%s, group shape %d x %d: needs %d work-items, the device allows %zu",
-                 who(p), (int)g->tile_q, (int)g->tile_k, (int)items, max_items(caps));
+                 who(p), (int)g->tile_q, (int)g->tile_k, (int)items, cla_caps_items(caps));
     else if (local_bytes(g, least, p) > local_budget(p, caps))
         cla_note(refusals,
                  "%s, group shape %d x %d: needs %zu bytes of local memory for %d channels, %zu "
@@ -337,7 +332,7 @@ static int next_rows(int k)
 static int rank_group(const struct cla_problem *p, const struct cla_caps *caps, bool subgroups,
                       struct cla_tile *out, int max, struct cla_notes *refusals)
 {
-    struct bounds b = {local_budget(p, caps), max_items(caps), subgroups};
+    struct bounds b = {local_budget(p, caps), cla_caps_items(caps), subgroups};
     int n = 0;
     for (int k = 0, next = 0; k < GROUP_TILES && n < max; k = next) {
         const int32_t rows = group_tiles[k].tile_q;
@@ -369,7 +364,7 @@ static int rank_group(const struct cla_problem *p, const struct cla_caps *caps, 
                  who(p));
     else if (n == 0)
         cla_note(refusals, "%s, group shape: no tile fits work-groups of %zu and %zu bytes of "
-                 "local memory; the smallest needs 1 and %d", who(p), max_items(caps),
+                 "local memory; the smallest needs 1 and %d", who(p), cla_caps_items(caps),
                  caps->local_bytes, (int)local_bytes(&group_tiles[GROUP_TILES - 1], 4, p));
     return n;
 }

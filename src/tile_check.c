@@ -84,9 +84,9 @@ static bool check_group(const struct cla_problem *p, const struct cla_caps *caps
         return no(why, size, "chunk_d is %d, no multiple of 4 from 4 to %d", (int)t->chunk_d,
                   (int)chunk_most);
     const size_t items = (size_t)(t->items_q * t->items_k);
-    if (items > caps->max_group || items > caps->max_items[0])
+    if (items > cla_caps_items(caps))
         return no(why, size, "needs %zu work-items, the device allows %zu", items,
-                  caps->max_group < caps->max_items[0] ? caps->max_group : caps->max_items[0]);
+                  cla_caps_items(caps));
     t->local_bytes = cla_tile_group_bytes(p, t);
     if (t->local_bytes > caps->local_bytes)
         return no(why, size, "needs %zu bytes of local memory, the device has %zu",
