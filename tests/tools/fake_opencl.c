@@ -3,8 +3,8 @@
 // compiles anything and computes nothing, so every output stays as it was. $FAKE_OPENCL spoils it:
 //   none                no platform
 //   empty               a platform without devices
-//   FUNCTION=FAULT      what happens in FUNCTION: segv, abort, exit (with status 0), hang; noise = 4
-//                       MiB are printed, and all is well; babble = it prints for ever
+//   FUNCTION=FAULT      what happens in FUNCTION: segv, abort, exit (with status 0), hang; noise =
+//                       4 MiB are printed, and all is well; babble = it prints for ever
 //   FUNCTION=FAULT/WORD the same in clBuildProgram(), only for source texts that hold WORD
 //   load=FAULT          when the library is opened
 //   unload=FAULT        when the process ends

@@ -344,7 +344,7 @@ class BadDrivers(ProbeCase):
             self.assertIn("no OpenCL device can be used", text.stdout)
 
     def test_output(self):
-        """A driver may print as much as it likes: the end of it is told, and time still runs out."""
+        """A driver may print without end: the last of it is told, and time still runs out."""
         said = "left out]"
         done = self.run_program(PROGRAMS.probe, "--json", *self.args,
                                 env={"FAKE_OPENCL": "clGetPlatformIDs=noise"})
@@ -375,7 +375,8 @@ class BadDrivers(ProbeCase):
                             ("clEnqueueNDRangeKernel=exit", "running the small self-test kernel"),
                             ("clBuildProgram=hang", "compiling and running the small self-test"),
                             ("clEnqueueNDRangeKernel=hang", "running the small self-test kernel")):
-            device = self.fake(fault, *(["--timeout=1"] if "hang" in fault else []))["devices"][0]
+            args = ["--timeout=1"] if "hang" in fault else []
+            device = self.fake(fault, *args)["devices"][0]
             self.assertIn(what, device["status"])
             self.assertIn(what, device["failures"][0]["what"])
             self.assertEqual((device["opened"], device["works"]), (False, False))
