@@ -111,6 +111,8 @@ clattn_status clattn_attention_plan_create(clattn_context *ctx, const clattn_att
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
     struct cla_problem problem;
     clattn_status st = cla_problem_from_desc(desc, &ctx->log, &problem);
+    if (st == CLATTN_OK)
+        st = cla_context_check(ctx);
     if (st != CLATTN_OK)
         return st;
     clattn_plan *plan = calloc(1, sizeof *plan);
@@ -134,7 +136,7 @@ void clattn_plan_destroy(clattn_plan **pplan)
         return;
     clattn_plan *plan = *pplan;
     *pplan = NULL;
-    if (plan->choice.algo)
+    if (plan->choice.algo && !cla_context_lost(plan->ctx))
         plan->choice.algo->release(plan->prepared);
     free(plan);
 }
@@ -156,6 +158,9 @@ static clattn_status workspace_bound(const clattn_plan *plan, uint64_t *bytes)
 static clattn_status check_call(const clattn_plan *plan, const clattn_attention_call *call,
                                 struct cla_facts *facts, struct cla_call *out)
 {
+    const clattn_status st = cla_context_check(plan->ctx);
+    if (st != CLATTN_OK)
+        return st;
     cla_facts_begin(facts, cla_context_mem_facts(plan->ctx), plan->ctx);
     return cla_call_check(&plan->problem, call, cla_facts_fn(facts), facts, &plan->ctx->log, out);
 }
@@ -276,13 +281,9 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!out)
         return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "info is NULL");
-    if (out->struct_size < CLA_SIZE_TO(clattn_plan_info, build_options))
-        return cla_fail(&plan->ctx->log, CLATTN_ERR_STRUCT_SIZE,
-                        "clattn_plan_info.struct_size is %zu", out->struct_size);
     const struct cla_tile *t = &plan->choice.tile;
     clattn_plan_info i;
     memset(&i, 0, sizeof i);
-    i.struct_size = out->struct_size;
     i.algo = plan->choice.algo->id;
     i.kernel = t->subgroups ? CLATTN_KERNEL_SUBGROUP : t->kernel;
     snprintf(i.algo_name, sizeof i.algo_name, "%s", plan->choice.algo->name);
@@ -300,8 +301,8 @@ clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *ou
     i.bytes_moved = bytes_moved(plan);
     i.num_splits = num_splits(plan);
     i.tile = cla_tile_named(t);
-    memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
-    return CLATTN_OK;
+    return cla_struct_out("clattn_plan_info", out, CLA_SIZE_TO(clattn_plan_info, build_options), &i,
+                          sizeof i, &plan->ctx->log);
 }
 
 const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t n)
@@ -338,27 +339,21 @@ static clattn_status run_f32(const clattn_plan *plan, const float *q, const floa
     return clattn_attention_run(plan, &call);
 }
 
-// Takes the kept plan out of the context if it fits, so that no other thread can replace it.
+// Takes the kept plan out of the context, so that no other thread can use or replace it, and drops
+// it where it does not fit.
 static clattn_plan *take_kept(clattn_context *ctx, const clattn_attention_desc *desc)
 {
-    clattn_plan *plan = NULL;
-    cla_mutex_lock(ctx->mutex);
-    if (ctx->kept && memcmp(&ctx->kept_desc, desc, sizeof *desc) == 0) {
-        plan = ctx->kept;
-        ctx->kept = NULL;
-    }
-    cla_mutex_unlock(ctx->mutex);
+    clattn_plan *plan = atomic_exchange(&ctx->kept, NULL);
+    if (plan && memcmp(&plan->desc, desc, sizeof *desc) != 0)
+        clattn_plan_destroy(&plan);
     return plan;
 }
 
 static void put_kept(clattn_context *ctx, const clattn_attention_desc *desc, clattn_plan *plan)
 {
-    cla_mutex_lock(ctx->mutex);
-    clattn_plan *old = ctx->kept;
-    ctx->kept = plan;
-    ctx->kept_desc = *desc;
+    memcpy(&plan->desc, desc, sizeof *desc); // with the bytes between its members
     ctx->kept_release = clattn_plan_destroy;
-    cla_mutex_unlock(ctx->mutex);
+    clattn_plan *old = atomic_exchange(&ctx->kept, plan);
     clattn_plan_destroy(&old);
 }
 

@@ -4,6 +4,14 @@
 
 #include "problem.h"
 
+// Every struct begins with a word, so that its sizeof is a number of whole words; another size
+// would cut a pointer in two.
+static clattn_status fail_cut(const char *what, size_t size, const struct cla_log *log)
+{
+    return cla_fail(log, CLATTN_ERR_STRUCT_SIZE, "%s.struct_size is %zu, no multiple of %zu", what,
+                    size, sizeof size);
+}
+
 clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, void *out,
                             size_t out_size, const struct cla_log *log)
 {
@@ -13,6 +21,8 @@ clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, v
         return cla_fail(log, CLATTN_ERR_STRUCT_SIZE,
                         "%s.struct_size is %zu, less than %zu: call %s_init() first", what, size,
                         min_size, what);
+    if (size % sizeof size)
+        return fail_cut(what, size, log);
     if (size > out_size) {
         // A newer caller: fine as long as it sets nothing that this library does not know. The
         // bound keeps a wild size from reading far beyond the struct.
@@ -29,6 +39,21 @@ clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, v
     }
     memset(out, 0, out_size);
     memcpy(out, in, size);
+    return CLATTN_OK;
+}
+
+clattn_status cla_struct_out(const char *what, void *out, size_t min_size, const void *full,
+                             size_t full_size, const struct cla_log *log)
+{
+    size_t size = 0;
+    memcpy(&size, out, sizeof size);
+    if (size < min_size)
+        return cla_fail(log, CLATTN_ERR_STRUCT_SIZE, "%s.struct_size is %zu, less than %zu", what,
+                        size, min_size);
+    if (size % sizeof size)
+        return fail_cut(what, size, log);
+    memcpy(out, full, size < full_size ? size : full_size);
+    memcpy(out, &size, sizeof size);
     return CLATTN_OK;
 }
 

@@ -33,11 +33,18 @@ static clattn_status env_size(const char *name, size_t least, const struct cla_l
     return CLATTN_OK;
 }
 
-// What the description leaves open.
-static clattn_status ceilings_from_env(clattn_context_desc *d, const struct cla_log *log)
+// What the description leaves open, and what this build or the environment says about the rest.
+static clattn_status complete(clattn_context_desc *d, const struct cla_log *log)
 {
     clattn_status st = CLATTN_OK;
     bool given = false;
+    const char *only = "CLATTN_CONTEXT_EMBEDDED_KERNELS is in flags";
+#if defined(CLA_EMBEDDED_KERNELS)
+    d->flags |= CLATTN_CONTEXT_EMBEDDED_KERNELS;
+    only = "this build takes its own kernels only (-Dkernels=embedded)";
+#endif
+    if (d->kernel_dir && d->kernel_dir[0] && (d->flags & CLATTN_CONTEXT_EMBEDDED_KERNELS))
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "kernel_dir is given, but %s", only);
     if (!d->max_local_bytes && !(d->flags & CLATTN_CONTEXT_NO_LOCAL_MEMORY)) {
         CLA_TRY(env_size("CLATTN_MAX_LOCAL_BYTES", 0, log, &given, &d->max_local_bytes));
         if (given && d->max_local_bytes == 0)
@@ -71,7 +78,7 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     cla_log_init(log, NULL, NULL, CLATTN_LOG_WARN);
     if (!desc) {
         clattn_context_desc_init(out, sizeof *out);
-        return ceilings_from_env(out, log);
+        return complete(out, log);
     }
     // A caller has at least what comes before cache_max_bytes.
     clattn_status st =
@@ -82,7 +89,7 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     cla_log_init(log, out->log, out->log_user, out->log_level ? out->log_level : CLATTN_LOG_WARN);
     const uint32_t known = CLATTN_CONTEXT_NO_OPENCL | CLATTN_CONTEXT_NO_SELF_TEST |
                            CLATTN_CONTEXT_NO_CACHE | CLATTN_CONTEXT_NO_LOCAL_MEMORY |
-                           CLATTN_CONTEXT_NO_TUNING;
+                           CLATTN_CONTEXT_NO_TUNING | CLATTN_CONTEXT_EMBEDDED_KERNELS;
     if (out->flags & ~known)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "flags has unknown bits 0x%x",
                         (unsigned)(out->flags & ~known));
@@ -99,7 +106,7 @@ clattn_status cla_context_desc_in(const clattn_context_desc *desc, clattn_contex
     if (out->tune_file && (out->flags & CLATTN_CONTEXT_NO_TUNING))
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
                         "tune_file is given, but CLATTN_CONTEXT_NO_TUNING is in flags");
-    return ceilings_from_env(out, log);
+    return complete(out, log);
 }
 
 // ---- devices -----------------------------------------------------------------------------------
@@ -161,12 +168,8 @@ static clattn_status list_devices(const clattn_context_desc *d, const struct cla
 static clattn_status fill_info(const struct cla_caps *c, int32_t index, int32_t rank,
                                clattn_device_info *out, const struct cla_log *log)
 {
-    if (out->struct_size < CLA_SIZE_TO(clattn_device_info, rank))
-        return cla_fail(log, CLATTN_ERR_STRUCT_SIZE, "clattn_device_info.struct_size is %zu",
-                        out->struct_size);
     clattn_device_info i;
     memset(&i, 0, sizeof i);
-    i.struct_size = out->struct_size;
     i.index = index;
     i.type = c->type;
     memcpy(i.platform, c->platform, sizeof i.platform);
@@ -189,8 +192,8 @@ static clattn_status fill_info(const struct cla_caps *c, int32_t index, int32_t 
     i.vector_shape = cla_caps_vector_shape(c);
     i.quirks = c->quirks;
     i.rank = rank;
-    memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
-    return CLATTN_OK;
+    return cla_struct_out("clattn_device_info", out, CLA_SIZE_TO(clattn_device_info, rank), &i,
+                          sizeof i, log);
 }
 
 // Position of `index` in the ranking, 0 = best.
@@ -246,46 +249,6 @@ clattn_status clattn_device_get_info(const clattn_context_desc *desc, int32_t in
     return st;
 }
 
-// ---- what is known -----------------------------------------------------------------------------
-
-struct cla_known {
-    struct cla_known *next;
-    size_t size;
-    unsigned char name[];
-};
-
-bool cla_context_knows(clattn_context *ctx, const void *name, size_t size)
-{
-    cla_mutex_lock(ctx->mutex);
-    const struct cla_known *k = ctx->known;
-    while (k && (k->size != size || memcmp(k->name, name, size) != 0))
-        k = k->next;
-    cla_mutex_unlock(ctx->mutex);
-    return k != NULL;
-}
-
-void cla_context_learn(clattn_context *ctx, const void *name, size_t size)
-{
-    struct cla_known *k = malloc(sizeof *k + size);
-    if (!k)
-        return;
-    k->size = size;
-    memcpy(k->name, name, size);
-    cla_mutex_lock(ctx->mutex);
-    k->next = ctx->known;
-    ctx->known = k;
-    cla_mutex_unlock(ctx->mutex);
-}
-
-static void forget_all(struct cla_known *k)
-{
-    while (k) {
-        struct cla_known *next = k->next;
-        free(k);
-        k = next;
-    }
-}
-
 // ---- create and destroy ------------------------------------------------------------------------
 
 // NULL for NULL; *failed is set if memory ran out.
@@ -310,8 +273,10 @@ clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **o
     ctx->threads = cla_host_threads(d->threads);
     ctx->mutex = cla_mutex_create();
     ctx->map_mutex = cla_mutex_create();
-    bool failed = false;
+    bool failed = !cla_os_watch_forks();
+    ctx->forks = cla_os_forks();
     ctx->kernel_dir = copy_text(d->kernel_dir, &failed);
+    ctx->embedded_kernels = (d->flags & CLATTN_CONTEXT_EMBEDDED_KERNELS) != 0;
     ctx->cache_dir = copy_text(d->cache_dir, &failed);
     ctx->cache_max_bytes = d->cache_max_bytes;
     ctx->tune_file = copy_text(d->tune_file, &failed);
@@ -448,17 +413,18 @@ void clattn_context_destroy(clattn_context **pctx)
         return;
     clattn_context *ctx = *pctx;
     *pctx = NULL;
-    if (ctx->kept)
-        ctx->kept_release(&ctx->kept);
-    while (ctx->mutex && jobs_in_flight(ctx))
+    if (cla_context_lost(ctx))
+        return; // all of it stays the parent's
+    struct clattn_plan *kept = atomic_exchange(&ctx->kept, NULL);
+    if (kept)
+        ctx->kept_release(&kept);
+    while (ctx->ocl && jobs_in_flight(ctx))
         cla_os_sleep_ms(1);
     cla_worker_destroy(ctx->worker);
     cla_ocl_close(&ctx->ocl);
-    forget_all(ctx->known);
-    if (ctx->mutex)
-        cla_mutex_destroy(ctx->mutex);
-    if (ctx->map_mutex)
-        cla_mutex_destroy(ctx->map_mutex);
+    cla_context_forget(ctx);
+    cla_mutex_destroy(ctx->mutex);
+    cla_mutex_destroy(ctx->map_mutex);
     free(ctx->kernel_dir);
     free(ctx->cache_dir);
     free(ctx->tune_file);
@@ -509,7 +475,9 @@ clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *o
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "mem_create: bytes %zu, out %s",
                         bytes, out ? "set" : "NULL");
     if (ctx->ocl) {
-        clattn_status st = cla_ocl_mem_create(ctx, bytes, &out->ptr);
+        clattn_status st = cla_context_check(ctx);
+        if (st == CLATTN_OK)
+            st = cla_ocl_mem_create(ctx, bytes, &out->ptr);
         if (st != CLATTN_OK)
             return st;
         out->kind = CLATTN_BUF_CL_MEM;
@@ -530,6 +498,9 @@ static clattn_status check_copy(clattn_context *ctx, const char *name, const cla
 {
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
+    const clattn_status st = cla_context_check(ctx);
+    if (st != CLATTN_OK)
+        return st;
     if (!buf || !host)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
                         "copy of %zu bytes: %s is %s, the host pointer is %s", bytes, name,
@@ -569,10 +540,12 @@ void clattn_mem_destroy(clattn_context *ctx, clattn_buf *buf)
 {
     if (!buf || !buf->ptr)
         return;
-    if (buf->kind == CLATTN_BUF_CL_MEM && ctx && ctx->ocl)
-        cla_ocl_mem_destroy(ctx, buf->ptr);
-    else if (buf->kind == CLATTN_BUF_HOST)
+    if (buf->kind == CLATTN_BUF_CL_MEM && ctx && ctx->ocl) {
+        if (!cla_context_lost(ctx))
+            cla_ocl_mem_destroy(ctx, buf->ptr);
+    } else if (buf->kind == CLATTN_BUF_HOST) {
         free(buf->ptr);
+    }
     memset(buf, 0, sizeof *buf);
 }
 
@@ -586,6 +559,9 @@ clattn_status clattn_context_measure(clattn_context *ctx, clattn_measure what, s
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
                         "measure %d of %zu bytes into %s", (int)what, bytes,
                         value ? "a value" : "NULL");
+    const clattn_status st = cla_context_check(ctx);
+    if (st != CLATTN_OK)
+        return st;
     if (ctx->ocl)
         return cla_ocl_measure(ctx, (int32_t)what, bytes, value);
     *value = what == CLATTN_MEASURE_READ

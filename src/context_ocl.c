@@ -148,11 +148,22 @@ void cla_ocl_close(struct cla_ocl **pocl)
         ocl->cl->ReleaseCommandQueue(ocl->queue);
     if (ocl->context)
         ocl->cl->ReleaseContext(ocl->context);
+    if (ocl->retained_device)
+        ocl->cl->ReleaseDevice(ocl->device);
     cla_cl_close(&ocl->cl);
     free(ocl);
 }
 
 // ---- an application's context ------------------------------------------------------------------
+
+// What a sub-device was cut from; NULL of others, and where the driver is too old to have any.
+static cl_device_id parent_of(const struct cla_cl *cl, cl_device_id device)
+{
+    cl_device_id parent = NULL;
+    const cl_int code =
+        cl->GetDeviceInfo(device, CL_DEVICE_PARENT_DEVICE, sizeof parent, &parent, NULL);
+    return code == CL_SUCCESS ? parent : NULL;
+}
 
 static clattn_status check_adopted(const struct cla_cl *cl, const struct cla_log *log,
                                    cl_context cl_ctx, cl_device_id cl_dev, cl_command_queue queue)
@@ -170,9 +181,11 @@ static clattn_status check_adopted(const struct cla_cl *cl, const struct cla_log
     if (!devices)
         CLA_TRY(cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %zu bytes", bytes));
     CLA_CL(cl->GetContextInfo(cl_ctx, CL_CONTEXT_DEVICES, bytes, devices, NULL));
+    // PoCL names the device that a sub-device was cut from, so its parents will do.
     bool found = false;
-    for (size_t i = 0; i < bytes / sizeof *devices; i++)
-        found = found || devices[i] == cl_dev;
+    for (cl_device_id d = cl_dev; d && !found; d = parent_of(cl, d))
+        for (size_t i = 0; i < bytes / sizeof *devices; i++)
+            found = found || devices[i] == d;
     if (!found)
         CLA_TRY(cla_fail(log, CLATTN_ERR_WRONG_CONTEXT, "cl_dev %p is not of cl_ctx %p",
                          (void *)cl_dev, (void *)cl_ctx));
@@ -188,6 +201,21 @@ static clattn_status check_adopted(const struct cla_cl *cl, const struct cla_log
     }
 done:
     free(devices);
+    return st;
+}
+
+// A sub-device lives as long as somebody has it; others have no count, and some drivers no such
+// call.
+static clattn_status retain_device(struct cla_ocl *ocl, const struct cla_log *log,
+                                   cl_device_id device)
+{
+    clattn_status st = CLATTN_OK;
+    ocl->device = device;
+    if (!parent_of(ocl->cl, device))
+        return CLATTN_OK;
+    CLA_CL(ocl->cl->RetainDevice(device));
+    ocl->retained_device = true;
+done:
     return st;
 }
 
@@ -216,7 +244,7 @@ clattn_status clattn_context_create_opencl(const clattn_context_desc *desc, cl_c
     cla_context_lower(&d, &ctx->caps);
     CLA_CL(ctx->ocl->cl->RetainContext(cl_ctx));
     ctx->ocl->context = cl_ctx;
-    ctx->ocl->device = cl_dev;
+    CLA_TRY(retain_device(ctx->ocl, log, cl_dev));
     CLA_TRY(finish_open(ctx, queue));
     if (!(d.flags & CLATTN_CONTEXT_NO_SELF_TEST))
         CLA_TRY(cla_ocl_self_test(ctx));
@@ -239,11 +267,16 @@ cl_device_id clattn_context_cl_device(const clattn_context *ctx)
 
 // ---- programs ----------------------------------------------------------------------------------
 
+static clattn_status source_of(const clattn_context *ctx, const char *file, char **text)
+{
+    return cla_source_expand(ctx->kernel_dir, ctx->embedded_kernels, file, &ctx->log, text);
+}
+
 clattn_status cla_ocl_build(clattn_context *ctx, const char *file, const char *options,
                             clattn_log_level fail_level, cl_program *out)
 {
     char *text = NULL;
-    clattn_status st = cla_source_expand(ctx->kernel_dir, file, &ctx->log, &text);
+    clattn_status st = source_of(ctx, file, &text);
     if (st == CLATTN_OK)
         st = cla_programs_get(ctx->ocl->programs, file, text, options, fail_level, out);
     free(text);
@@ -255,7 +288,7 @@ clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char 
 {
     char *text = NULL;
     *out = NULL;
-    clattn_status st = cla_source_expand(ctx->kernel_dir, file, &ctx->log, &text);
+    clattn_status st = source_of(ctx, file, &text);
     if (st == CLATTN_OK)
         st = cla_programs_rebuild(ctx->ocl->programs, file, text, options, fail_level, out);
     free(text);
@@ -476,7 +509,7 @@ static clattn_status self_test_once(clattn_context *ctx, const char *options, si
     char *text = NULL, why[CLA_CACHE_WHY];
     void *data = NULL;
     size_t size = 0;
-    clattn_status st = cla_source_expand(ctx->kernel_dir, "self_test.cl", &ctx->log, &text);
+    clattn_status st = source_of(ctx, "self_test.cl", &text);
     if (st != CLATTN_OK)
         return st;
     const struct cla_cache_key key = {.kind = "self-test", .options = options, .text = text};

@@ -13,6 +13,7 @@ struct cla_kernels;
 struct cla_ocl {
     struct cla_cl *cl;
     cl_device_id device;
+    bool retained_device;   // a sub-device of the application's
     cl_context context;
     cl_command_queue queue; // for blocking calls and trials
     bool any_order;         // of that queue

@@ -54,20 +54,16 @@ static int propose_given(const struct cla_algo *algo, const struct cla_problem *
     return 1;
 }
 
-// The measured tile for a problem as a tile of the device; false, with a note where there is one
-// that cannot be had.
-static bool measured_tile(const struct cla_algo *algo, const struct cla_problem *p,
-                          const struct cla_caps *caps, const struct cla_tune *tune,
-                          struct cla_tile *out, struct cla_notes *refusals)
+// The tile of a row as a tile of the device; false, with a note, where it cannot be had.
+static bool tile_of_row(const struct cla_algo *algo, const struct cla_problem *p,
+                        const struct cla_caps *caps, const struct cla_tune *tune,
+                        const struct cla_tune_row *row, struct cla_tile *out,
+                        struct cla_notes *refusals)
 {
-    const struct cla_tune_row *row = cla_tune_look_up(tune, p, algo->id);
     struct cla_problem own = *p;
     struct cla_tile t;
     char why[160];
     own.algo = algo->id;
-    if (!row || row->tile.kernel == CLATTN_KERNEL_AUTO ||
-        (p->kernel != CLATTN_KERNEL_AUTO && row->tile.kernel != p->kernel))
-        return false;
     const char *source = row->builtin ? "the built-in table" : tune->source;
     if (!cla_tile_check(&own, caps, &row->tile, &t, why, sizeof why)) {
         cla_note(refusals, "%s, the tile of %s: %s", algo->name, source, why);
@@ -84,6 +80,20 @@ static bool measured_tile(const struct cla_algo *algo, const struct cla_problem 
              "tuned: %s, x %d.%02d of the planner's choice; %.64s", source,
              (uint16_t)(row->permille / 1000), (uint8_t)(row->permille % 1000 / 10), t.reason);
     return true;
+}
+
+// The measured tile for a problem: of the first row that it can have, up to one that says that
+// nothing was faster than the planner's choice.
+static bool measured_tile(const struct cla_algo *algo, const struct cla_problem *p,
+                          const struct cla_caps *caps, const struct cla_tune *tune,
+                          struct cla_tile *out, struct cla_notes *refusals)
+{
+    const struct cla_tune_row *row = cla_tune_look_up(tune, p, algo->id);
+    for (; row && row->tile.kernel; row = cla_tune_next(tune, p, algo->id, row))
+        if ((p->kernel == CLATTN_KERNEL_AUTO || row->tile.kernel == p->kernel) &&
+            tile_of_row(algo, p, caps, tune, row, out, refusals))
+            return true;
+    return false;
 }
 
 // Puts `tile` in front of `n` others, and takes the same one out of them.
@@ -108,12 +118,11 @@ static int propose(const struct cla_algo *algo, const struct cla_problem *p,
     struct cla_tile measured;
     if (p->tile.kernel)
         return propose_given(algo, p, caps, tiles, refusals);
-    // One place is left for the measured one.
-    const int n = algo->propose(algo, p, caps, tiles, tune ? max - 1 : max, refusals);
-    if (n > 0 && tune && cla_algo_has_tiles(algo->id) &&
-        measured_tile(algo, p, caps, tune, &measured, refusals))
-        return put_first(tiles, n, &measured);
-    return n;
+    const bool tuned = tune && cla_algo_has_tiles(algo->id) &&
+                       measured_tile(algo, p, caps, tune, &measured, refusals);
+    // Only a measured one takes a place from the others.
+    const int n = algo->propose(algo, p, caps, tiles, tuned && max > 1 ? max - 1 : max, refusals);
+    return tuned && n > 0 && n < max ? put_first(tiles, n, &measured) : n;
 }
 
 // ---- ranking -----------------------------------------------------------------------------------

@@ -169,9 +169,14 @@ clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention
 void cla_call_set_window(const struct cla_problem *p, struct cla_call *call);
 
 // Copies the caller's struct of any known size into `out`, the tail zeroed. Refuses a size below
-// `min_size`, and a longer one whose tail is not zero.
+// `min_size`, one that cuts a field, and a longer one whose tail is not zero.
 clattn_status cla_struct_in(const char *what, const void *in, size_t min_size, void *out,
                             size_t out_size, const struct cla_log *log);
+
+// Fills the caller's struct `out` from `full`, as far as the size goes that stands in `out`, and
+// leaves that size. Refuses one below `min_size`, and one that cuts a field.
+clattn_status cla_struct_out(const char *what, void *out, size_t min_size, const void *full,
+                             size_t full_size, const struct cla_log *log);
 
 // Size of a struct whose first version ended with `field`.
 #define CLA_SIZE_TO(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))

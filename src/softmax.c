@@ -30,7 +30,8 @@ static clattn_status check_desc(const clattn_softmax_desc *in, const struct cla_
     clattn_softmax_desc d;
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "desc is NULL");
-    CLA_TRY(cla_struct_in("clattn_softmax_desc", in, sizeof d, &d, sizeof d, log));
+    CLA_TRY(cla_struct_in("clattn_softmax_desc", in, CLA_SIZE_TO(clattn_softmax_desc, max_len),
+                          &d, sizeof d, log));
     CLA_TRY(cla_check_enum(log, "algo", d.algo, CLATTN_SOFTMAX_ONLINE));
     CLA_TRY(cla_check_enum(log, "path", d.path, CLATTN_SOFTMAX_PATH_REFERENCE));
     CLA_TRY(cla_check_enum(log, "dtype_x", d.dtype_x, CLATTN_DTYPE_I8));
@@ -130,6 +131,8 @@ clattn_status clattn_softmax_plan_create(clattn_context *ctx, const clattn_softm
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
     struct cla_softmax s;
     clattn_status st = check_desc(desc, &ctx->log, &s);
+    if (st == CLATTN_OK)
+        st = cla_context_check(ctx);
     if (st != CLATTN_OK)
         return st;
     clattn_softmax_plan *plan = calloc(1, sizeof *plan);
@@ -149,7 +152,8 @@ void clattn_softmax_plan_destroy(clattn_softmax_plan **pplan)
 {
     if (!pplan || !*pplan)
         return;
-    cla_softmax_release(&(*pplan)->kernels);
+    if (!cla_context_lost((*pplan)->ctx))
+        cla_softmax_release(&(*pplan)->kernels);
     free(*pplan);
     *pplan = NULL;
 }
@@ -202,12 +206,8 @@ clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan, clattn_so
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!out)
         return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "info is NULL");
-    if (out->struct_size < CLA_SIZE_TO(clattn_softmax_info, reason))
-        return cla_fail(&plan->ctx->log, CLATTN_ERR_STRUCT_SIZE,
-                        "clattn_softmax_info.struct_size is %zu", out->struct_size);
     clattn_softmax_info i;
     memset(&i, 0, sizeof i);
-    i.struct_size = out->struct_size;
     i.algo = plan->s.algo;
     i.path = plan->path;
     snprintf(i.algo_name, sizeof i.algo_name, "%s", algos[i.algo]);
@@ -219,8 +219,8 @@ clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan, clattn_so
     i.is_fallback = plan->is_fallback;
     i.passes = plan->s.algo == CLATTN_SOFTMAX_SAFE ? 3 : 2;
     snprintf(i.reason, sizeof i.reason, "%s", plan->reason);
-    memcpy(out, &i, out->struct_size < sizeof i ? out->struct_size : sizeof i);
-    return CLATTN_OK;
+    return cla_struct_out("clattn_softmax_info", out, CLA_SIZE_TO(clattn_softmax_info, reason), &i,
+                          sizeof i, &plan->ctx->log);
 }
 
 // ---- call --------------------------------------------------------------------------------------
@@ -297,7 +297,9 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
     clattn_softmax_call call;
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call is NULL");
-    CLA_TRY(cla_struct_in("clattn_softmax_call", in, sizeof call, &call, sizeof call, log));
+    CLA_TRY(cla_context_check(ctx));
+    CLA_TRY(cla_struct_in("clattn_softmax_call", in,
+                          CLA_SIZE_TO(clattn_softmax_call, workspace), &call, sizeof call, log));
     CLA_TRY(cla_check_bits(log, "call.set", call.set, CLATTN_SOFTMAX_SET_SCALE));
     const bool scaled = (call.set & CLATTN_SOFTMAX_SET_SCALE) != 0;
     if (scaled ? !isfinite(call.scale) : call.scale != 0.0f)

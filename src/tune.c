@@ -173,11 +173,11 @@ bool cla_tune_put(struct cla_tune *t, const struct cla_tune_device *device,
            cla_tune_add_row(t, &copy);
 }
 
-const struct cla_tune_row *cla_tune_look_up(const struct cla_tune *t, const struct cla_problem *p,
-                                            int32_t algo)
+static const struct cla_tune_row *look_up(const struct cla_tune *t, const struct cla_problem *p,
+                                          int32_t algo, int first)
 {
     const int32_t rows = rows_of(p), kind = mask_kind(p);
-    for (int r = 0; r < t->rows; r++) {
+    for (int r = first; r < t->rows; r++) {
         const struct cla_tune_key *k = &t->row[r].key;
         if (k->algo == algo && k->dim_qk == p->dim_qk && k->dim_v == p->dim_v &&
             k->dtype_q == p->dtype_q && k->dtype_kv == p->dtype_kv && k->dtype_o == p->dtype_o &&
@@ -186,4 +186,16 @@ const struct cla_tune_row *cla_tune_look_up(const struct cla_tune *t, const stru
             return &t->row[r];
     }
     return NULL;
+}
+
+const struct cla_tune_row *cla_tune_look_up(const struct cla_tune *tune,
+                                            const struct cla_problem *p, int32_t algo)
+{
+    return look_up(tune, p, algo, 0);
+}
+
+const struct cla_tune_row *cla_tune_next(const struct cla_tune *tune, const struct cla_problem *p,
+                                         int32_t algo, const struct cla_tune_row *row)
+{
+    return look_up(tune, p, algo, (int)(row - tune->row) + 1);
 }

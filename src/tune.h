@@ -88,6 +88,10 @@ const struct cla_tune_row *cla_tune_find(const struct cla_tune *tune,
 const struct cla_tune_row *cla_tune_look_up(const struct cla_tune *tune,
                                             const struct cla_problem *p, int32_t algo);
 
+// The next one behind `row` that holds for the problem.
+const struct cla_tune_row *cla_tune_next(const struct cla_tune *tune, const struct cla_problem *p,
+                                         int32_t algo, const struct cla_tune_row *row);
+
 // What was measured by the authors, as the text of a file.
 extern const char cla_tune_table[];
 

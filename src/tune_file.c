@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "abi.h"
 #include "context.h"
+#include "tile_check.h"
 #include "tune.h"
 #include "util/store.h"
 
@@ -127,6 +129,40 @@ static clattn_status add_builtin(const clattn_context *ctx, struct cla_tune *tun
                 : cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for measured tiles");
 }
 
+// A problem of those that a row holds for.
+static struct cla_problem problem_of(const struct cla_tune_key *k)
+{
+    return (struct cla_problem){
+        .algo = k->algo, .dim_qk = k->dim_qk, .dim_v = k->dim_v, .dtype_q = k->dtype_q,
+        .dtype_kv = k->dtype_kv, .dtype_o = k->dtype_o, .paged = k->paged != 0,
+        .mask = k->mask_kind == CLA_MASK_GENERAL, .causal = k->mask_kind == CLA_MASK_WINDOW,
+        .heads_q = 1, .heads_kv = 1, .group = 1, .max_batch = 1, .max_len_q = k->rows_hi,
+        .max_len_kv = k->keys_hi};
+}
+
+// Takes out what this device cannot do, so that what stands behind it counts: a built-in row, or
+// the planner.
+static void drop_refused(const clattn_context *ctx, struct cla_tune *tune)
+{
+    int kept = 0;
+    char why[CLA_TUNE_WHY] = "", first[CLA_TUNE_WHY] = "";
+    for (int r = 0; r < tune->rows; r++) {
+        const struct cla_tune_row *row = &tune->row[r];
+        const struct cla_problem p = problem_of(&row->key);
+        struct cla_tile tile;
+        if (!row->tile.kernel ||
+            cla_tile_check(&p, &ctx->caps, &row->tile, &tile, why, sizeof why))
+            tune->row[kept++] = *row;
+        else if (!first[0])
+            snprintf(first, sizeof first, "%.250s", why);
+    }
+    if (kept < tune->rows)
+        cla_logf(&ctx->log, CLATTN_LOG_WARN,
+                 "%s: %d rows for this device name tiles that it cannot have and do not count; the "
+                 "first: %s", tune->source, tune->rows - kept, first);
+    tune->rows = kept;
+}
+
 static void load_file(const clattn_context *ctx, const char *path, struct cla_tune *tune,
                       const struct cla_tune_device *device)
 {
@@ -143,13 +179,14 @@ static void load_file(const clattn_context *ctx, const char *path, struct cla_tu
         // A default file that nobody wrote is nothing to speak of.
         if (path)
             cla_logf(&ctx->log, CLATTN_LOG_WARN, "tuning file %s is ignored: %s", path, why);
-        else if (result != CLA_STORE_NONE)
-            cla_logf(&ctx->log, CLATTN_LOG_WARN, "tuning file %s/%s is ignored: %s", at.folder,
-                     at.name, why);
+        else
+            cla_logf(&ctx->log, result == CLA_STORE_NONE ? CLATTN_LOG_DEBUG : CLATTN_LOG_WARN,
+                     "tuning file %s/%s is ignored: %s", at.folder, at.name, why);
         return;
     }
     set_source(tune, &at);
     cla_tune_select(tune, device, &stale);
+    drop_refused(ctx, tune);
     if (stale)
         cla_logf(&ctx->log, CLATTN_LOG_INFO,
                  "%s: %d rows for this device are of another version of its driver or of clattn "
@@ -175,7 +212,7 @@ clattn_status cla_context_load_tuning(clattn_context *ctx)
 
 // ---- public calls ------------------------------------------------------------------------------
 
-// What both calls need: the file's text as rows, the device's name in it, and the problem's key.
+// What both calls need: the problem and its key, the file's rows, and the device's name in it.
 struct request {
     struct cla_problem p;
     struct place at;
@@ -184,11 +221,9 @@ struct request {
     struct cla_tune_key key;
 };
 
-// `r->tune` is to be freed in any case.
-static clattn_status open_request(clattn_context *ctx, const char *path,
-                                  const clattn_attention_desc *desc, struct request *r)
+static clattn_status begin_request(clattn_context *ctx, const clattn_attention_desc *desc,
+                                   struct request *r)
 {
-    char why[CLA_TUNE_WHY] = "";
     memset(r, 0, sizeof *r);
     clattn_status st = cla_problem_from_desc(desc, &ctx->log, &r->p);
     if (st != CLATTN_OK)
@@ -198,6 +233,15 @@ static clattn_status open_request(clattn_context *ctx, const char *path,
     if (!cla_algo_has_tiles(r->p.algo))
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
                         "algo is %d, which is none with tiles", (int)r->p.algo);
+    cla_tune_device_of(&ctx->caps, &r->device);
+    cla_tune_key_of(&r->p, r->p.algo, &r->key);
+    return CLATTN_OK;
+}
+
+// `r->tune` is to be freed in any case.
+static clattn_status open_file(clattn_context *ctx, const char *path, struct request *r)
+{
+    char why[CLA_TUNE_WHY] = "";
     if (!place_of(path, &r->at))
         return cla_fail(&ctx->log, CLATTN_ERR_FILE, "no tuning file: %s",
                         path ? "its name is too long or ends with a slash"
@@ -206,8 +250,6 @@ static clattn_status open_request(clattn_context *ctx, const char *path,
     if (result != CLA_STORE_OK && result != CLA_STORE_NONE)
         return cla_fail(&ctx->log, CLATTN_ERR_FILE, "tuning file %s: %s",
                         path ? path : r->at.name, why);
-    cla_tune_device_of(&ctx->caps, &r->device);
-    cla_tune_key_of(&r->p, r->p.algo, &r->key);
     return CLATTN_OK;
 }
 
@@ -219,32 +261,43 @@ clattn_status clattn_tune_read(clattn_context *ctx, const char *path,
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!out)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
-    if (out->struct_size < CLA_SIZE_TO(clattn_tuning, ratio))
-        return cla_fail(&ctx->log, CLATTN_ERR_STRUCT_SIZE, "clattn_tuning.struct_size is %zu",
-                        out->struct_size);
-    clattn_status st = open_request(ctx, path, desc, &r);
+    clattn_status st = begin_request(ctx, desc, &r);
+    if (st == CLATTN_OK)
+        st = open_file(ctx, path, &r);
     if (st == CLATTN_OK) {
         const struct cla_tune_row *row = cla_tune_find(&r.tune, &r.device, &r.key);
-        out->measured = row != NULL;
-        memset(&out->tile, 0, sizeof out->tile);
-        if (row)
-            out->tile = row->tile;
-        out->ratio = row ? row->permille / 1000.0 : 0.0;
+        clattn_tuning known;
+        memset(&known, 0, sizeof known);
+        if (row) {
+            known.measured = 1;
+            known.tile = row->tile;
+            known.ratio = row->permille / 1000.0;
+        }
+        st = cla_struct_out("clattn_tuning", out, CLA_SIZE_TO(clattn_tuning, ratio), &known,
+                            sizeof known, &ctx->log);
     }
     cla_tune_free(&r.tune);
     return st;
 }
 
-static clattn_status check_measured(const clattn_context *ctx, const clattn_attention_desc *desc,
+// Whether contexts would believe what is to be written.
+static clattn_status check_measured(const clattn_context *ctx, const struct cla_problem *p,
                                     double ratio)
 {
+    struct cla_tile tile;
+    char why[CLA_TUNE_WHY];
     if (!(ratio >= 0.001 && ratio <= 1000.0))
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "ratio is %g, not 0.001 to 1000",
                         ratio);
-    if (desc && (!desc->max_len_q || !desc->max_len_kv))
+    if (p->max_len_q == INT32_MAX || p->max_len_kv == INT32_MAX)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
-                        "max_len_q is %d, max_len_kv is %d: both say what was measured",
-                        (int)desc->max_len_q, (int)desc->max_len_kv);
+                        "max_len_q or max_len_kv has no bound: both say what was measured");
+    if (p->kernel)
+        return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
+                        "kernel is %d, not 0: what is written is for plans that leave it open",
+                        (int)p->kernel);
+    if (p->tile.kernel && !cla_tile_check(p, &ctx->caps, &p->tile, &tile, why, sizeof why))
+        return cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED, "the tile: %s", why);
     return CLATTN_OK;
 }
 
@@ -257,9 +310,11 @@ clattn_status clattn_tune_write(clattn_context *ctx, const char *path,
     size_t size = 0;
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
-    clattn_status st = open_request(ctx, path, desc, &r);
+    clattn_status st = begin_request(ctx, desc, &r);
     if (st == CLATTN_OK)
-        st = check_measured(ctx, desc, ratio);
+        st = check_measured(ctx, &r.p, ratio);
+    if (st == CLATTN_OK)
+        st = open_file(ctx, path, &r);
     if (st == CLATTN_OK) {
         const struct cla_tune_row row = {
             .key = r.key, .tile = r.p.tile,
@@ -274,6 +329,8 @@ clattn_status clattn_tune_write(clattn_context *ctx, const char *path,
         if (!text || !cla_store_open(r.at.folder, why, sizeof why) ||
             !cla_store_write(r.at.folder, r.at.name, text, size, why, sizeof why))
             st = cla_fail(&ctx->log, CLATTN_ERR_FILE, "tuning file %s: %s", r.at.name, why);
+        else // what killed writers left goes; how much is there does not matter
+            cla_store_trim(r.at.folder, r.at.name, UINT64_MAX);
     }
     free(text);
     cla_tune_free(&r.tune);

@@ -246,7 +246,10 @@ static int open_session(struct tool_session *s, const char *selector, int32_t th
     clattn_status st = tool_session_open(s, selector, threads, flags);
     if (selector)
         snprintf(what, sizeof what, "--device %s", selector);
-    return st == CLATTN_OK ? 0 : tool_library_fail(&s->log, st, what);
+    if (st != CLATTN_OK)
+        return tool_library_fail(&s->log, st, what);
+    tool_log_clear(&s->log);
+    return 0;
 }
 
 static int run(struct bench_options *opt)

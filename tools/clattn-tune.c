@@ -30,7 +30,8 @@ static const char help[] =
     "  --kv-dtype TYPE  f32, f16, bf16 or int8: K and V alone\n"
     "  --algo ALGO,...  fused, split_kv, two_loop, fused_kv_outer; default auto, the one that the\n"
     "                   library takes for a shape\n"
-    "  --kernel KERNEL  only tiles of group, vector or subgroup kernels\n"
+    "  --kernel KERNEL  beside the library's choice only tiles of group, vector or subgroup\n"
+    "                   kernels; what is not faster is not written\n"
     "  --device SEL     as clattn-run takes it\n"
     "  --runs N         pairs of timings of a tile at least; default 5. They go on for half a\n"
     "                   second at least\n"
@@ -46,8 +47,9 @@ static const char help[] =
     "  --version        print the version\n"
     "\n"
     "A line of the file holds for one version of the driver and of clattn, and for a range of\n"
-    "queries and keys around the shape: docs/planner.md. Ctrl-C stops after the tile in work; all\n"
-    "shapes that were finished are in the file, and the same command goes on from there.\n"
+    "queries and keys around the shape: docs/planner.md. Ctrl-C stops after the tile in work.\n"
+    "Each shape is written as soon as it is finished, and the same command goes on with the\n"
+    "others; of the one in work nothing is kept.\n"
     "RATIO is the planner's time by the tile's, the median over the pairs (on CPUs the smaller\n"
     "one of that and the same by processor time), AGAIN that of the second measurement. On a\n"
     "terminal the winner is green (not with NO_COLOR set).\n"
@@ -81,28 +83,32 @@ static void name_item(struct tune_item *item)
     tool_shape_text(&item->p, shape, sizeof shape);
     tool_features_text(&item->p, features, sizeof features);
     tool_dtypes_text(&item->p, types, sizeof types);
-    snprintf(item->name, sizeof item->name, "%s%s%s, %s, %s", shape,
-             strcmp(features, "none") ? " " : "", strcmp(features, "none") ? features : "", types,
-             tool_algo_words[item->p.algo]);
+    const bool any = strcmp(features, "none") != 0;
+    snprintf(item->name, sizeof item->name, "%s%s%s, %s, %s", shape, any ? " " : "",
+             any ? features : "", types, tool_algo_words[item->p.algo]);
 }
 
-// Bad files are the user's, unlike the library's own.
-static int file_fail(const struct tool_session *s, clattn_status st)
+// Bad files are the user's, unlike the library's own. No other shape would fare better.
+static int file_fail(const struct tool_session *s, clattn_status st, const char *file,
+                     struct tune_item *item)
 {
-    const int code = tool_library_fail(&s->log, st, "");
-
-    return st == CLATTN_ERR_FILE ? TOOL_USE : code;
+    if (st != CLATTN_ERR_FILE)
+        return tool_library_fail(&s->log, st, item->name);
+    item->stopped = true;
+    return tool_fail(TOOL_USE, "%s cannot be used (%s): mend or remove what is in the way, or name "
+                               "another file with --output", file, tool_log_error(&s->log));
 }
 
 // What the file has of an item.
-static clattn_status look(struct tool_session *s, const char *file, struct tune_item *item)
+static clattn_status look(struct tool_session *s, const char *file, bool again,
+                          struct tune_item *item)
 {
     clattn_attention_desc desc;
     clattn_tuning t = {.struct_size = sizeof t};
 
     tool_desc_init(&item->p, &desc);
     clattn_status st = clattn_tune_read(s->ctx, file, &desc, &t);
-    if (st == CLATTN_OK && t.measured) {
+    if (st == CLATTN_OK && t.measured && !again) {
         item->resumed = true;
         item->best = t.tile;
         item->ratio = t.ratio;
@@ -119,6 +125,19 @@ static clattn_status save(struct tool_session *s, const char *file, const struct
     return clattn_tune_write(s->ctx, file, &desc, item->ratio);
 }
 
+// Finds out before any measuring whether the file can be written, by one beside it.
+static clattn_status try_file(struct tool_session *s, const char *file,
+                              const struct tune_item *item)
+{
+    char name[TUNE_PATH + 8];
+
+    snprintf(name, sizeof name, "%s.try", file);
+    clattn_status st = save(s, name, item);
+    if (st == CLATTN_OK)
+        remove(name);
+    return st;
+}
+
 static int wrong_ones(const struct tune_item *item)
 {
     int code = 0;
@@ -133,30 +152,44 @@ static int wrong_ones(const struct tune_item *item)
     return code;
 }
 
+// Measures what the file does not have yet, and writes it.
+static int measure_one(struct tool_session *s, const struct tune_options *opt,
+                       struct tune_clock *clock, const char *file, struct tune_item *item)
+{
+    clattn_status st = clock->can_write ? CLATTN_OK : try_file(s, file, item);
+    if (st != CLATTN_OK)
+        return file_fail(s, st, file, item);
+    clock->can_write = true;
+    st = tune_measure(s, opt, clock, item);
+    if (st != CLATTN_OK)
+        return tool_library_fail(&s->log, st, item->name);
+    tool_log_clear(&s->log);
+    // Of other kernels than those that were asked for nothing is known.
+    if (!item->stopped && (item->winner >= 0 || !opt->kernel)) {
+        st = save(s, file, item);
+        item->written = st == CLATTN_OK;
+    }
+    tune_report(opt, s, item, file);
+    return st == CLATTN_OK ? wrong_ones(item) : file_fail(s, st, file, item);
+}
+
 static int tune_one(struct tool_session *s, const struct tune_options *opt,
                     struct tune_clock *clock, const char *file, struct tune_item *item)
 {
     tool_log_clear(&s->log);
-    clattn_status st = tune_list(s, item);
+    clattn_status st = tune_list(s, opt->kernel, item);
     name_item(item);
     if (st != CLATTN_OK) // the next one may still do
         return tool_library_fail(&s->log, st, item->name);
-    if (!opt->dry_run && !opt->again) {
-        st = look(s, file, item);
+    if (!opt->dry_run) {
+        st = look(s, file, opt->again, item);
         if (st != CLATTN_OK)
-            return file_fail(s, st);
+            return file_fail(s, st, file, item);
     }
-    if (!item->resumed && !opt->dry_run) {
-        st = tune_measure(s, opt, clock, item);
-        if (st != CLATTN_OK)
-            return tool_library_fail(&s->log, st, item->name);
-    }
-    if (!item->resumed && !item->stopped && !opt->dry_run) {
-        tool_log_clear(&s->log);
-        st = save(s, file, item);
-    }
-    tune_report(opt, s, item, opt->dry_run || item->stopped ? NULL : file);
-    return st == CLATTN_OK ? wrong_ones(item) : file_fail(s, st);
+    if (!item->resumed && !opt->dry_run)
+        return measure_one(s, opt, clock, file, item);
+    tune_report(opt, s, item, file);
+    return TOOL_DONE;
 }
 
 static int tune_all(struct tool_session *s, const struct tune_options *opt, const char *file)
@@ -169,7 +202,6 @@ static int tune_all(struct tool_session *s, const struct tune_options *opt, cons
          clock.item++) {
         struct tune_item item = {.p = opt->row[clock.item / opt->algos].p};
         item.p.algo = opt->algo[clock.item % opt->algos];
-        item.p.kernel = opt->kernel;
         const int code = tune_one(s, opt, &clock, file, &item);
         worst = code > worst ? code : worst;
         free(item.tile);
@@ -177,7 +209,7 @@ static int tune_all(struct tool_session *s, const struct tune_options *opt, cons
             break;
     }
     if (!opt->json && clock.item < clock.items && tune_stopped(&clock))
-        printf("%s: %d of %d done; the same command goes on from there\n",
+        printf("%s: %d of %d done; the same command goes on with the others\n",
                tune_signal ? "stopped" : "the time is over", clock.item, clock.items);
     return worst;
 }

@@ -59,7 +59,8 @@ typedef enum clattn_status {
     CLATTN_ERR_UNSUPPORTED = 8,
     /// No device fits the selector, or there is none of the kind that was asked for.
     CLATTN_ERR_NO_DEVICE = 9,
-    /// The OpenCL library could not be opened, or this build has none.
+    /// The OpenCL library could not be opened, or this build has none, or this process is a child
+    /// that was forked after it was opened.
     CLATTN_ERR_NO_OPENCL = 10,
     /// Host or device memory ran out.
     CLATTN_ERR_OUT_OF_MEMORY = 11,
@@ -69,8 +70,8 @@ typedef enum clattn_status {
     CLATTN_ERR_OPENCL = 13,
     /// A kernel file could not be found or read; the log lists what was tried.
     CLATTN_ERR_FILE = 14,
-    /// A struct_size is smaller than the first version of the struct, or larger than this
-    /// library's with set bytes behind the known end.
+    /// A struct_size is smaller than the first version of the struct, no multiple of that of
+    /// size_t, or larger than this library's with set bytes behind the known end.
     CLATTN_ERR_STRUCT_SIZE = 15,
     /// Handles that do not belong together (a queue, cl_mem or event of another context or device).
     CLATTN_ERR_WRONG_CONTEXT = 16,

@@ -14,6 +14,15 @@ extern "C" {
 /// One device: an OpenCL device, or the built-in CPU path. Owns kernel texts, the compiled
 /// programs, and one worker thread that starts when it is first needed.
 /// Thread-safety: safe; a context may be used from several threads at once, except destroy.
+///
+/// Fork: a context of the CPU path works on in a child of fork(), with one thread where its parent
+/// had used more, and gives the same bits there. OpenCL drivers do not outlive a fork. So in the
+/// child each call with an OpenCL context of the parent, or with a plan of one, that would use the
+/// driver returns CLATTN_ERR_NO_OPENCL, and destroying it, its plans or its memory leaves them as
+/// they are, on purpose. A child whose parent had opened OpenCL through clattn, if only to count
+/// devices, finds none itself: the best device is the CPU path there, with a warning. To use OpenCL
+/// in children, fork before, or start them anew (Python: "spawn"). Drivers that an application
+/// opened itself, and OpenMP regions of its own, are not known here.
 typedef struct clattn_context clattn_context;
 
 /// Bits of clattn_context_desc.flags.
@@ -27,7 +36,10 @@ enum {
     /// Plan as if the device had no local memory; what max_local_bytes = 0 can't say.
     CLATTN_CONTEXT_NO_LOCAL_MEMORY = 1u << 3,
     /// Tiles by the planner's rules alone: none that were measured, of a file or built in.
-    CLATTN_CONTEXT_NO_TUNING = 1u << 4
+    CLATTN_CONTEXT_NO_TUNING = 1u << 4,
+    /// Kernel texts of the library itself only: none is read from a folder, the installed one
+    /// included, and $CLATTN_KERNEL_DIR is ignored. A build with -Dkernels=embedded always does so.
+    CLATTN_CONTEXT_EMBEDDED_KERNELS = 1u << 5
 };
 
 /// How to make a context. Zero means default for every field but struct_size. `log` is not called
@@ -40,7 +52,9 @@ typedef struct clattn_context_desc {
     const char *device;
     uint32_t flags;         ///< CLATTN_CONTEXT_* bits
     int32_t threads;        ///< threads of the CPU path; 0 = as many as OpenMP would take
-    const char *kernel_dir; ///< folder of .cl files, tried first; NULL = none
+    /// Folder of .cl files, tried first; then come $CLATTN_KERNEL_DIR, the installed folder and the
+    /// copy inside the library. NULL = none
+    const char *kernel_dir;
     /// Folder of compiled programs, made where it is missing; NULL = $CLATTN_CACHE_DIR, else
     /// $XDG_CACHE_HOME/clattn, else $HOME/.cache/clattn; on Windows %LOCALAPPDATA%\clattn. Only a
     /// folder of this user that others can't write to is used, and of it only such files; without
@@ -149,11 +163,13 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL `out`, unknown flag bits, negative threads, an
 ///                                      unknown log_level, both
 ///                                      max_local_bytes and CLATTN_CONTEXT_NO_LOCAL_MEMORY, both
-///                                      tune_file and CLATTN_CONTEXT_NO_TUNING, a
+///                                      tune_file and CLATTN_CONTEXT_NO_TUNING, both kernel_dir
+///                                      and CLATTN_CONTEXT_EMBEDDED_KERNELS, a
 ///                                      $CLATTN_MAX_* that is no number or out of range
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector
-///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL
+///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL, or
+///                                      this process was forked after it was opened
 ///         CLATTN_ERR_SELF_TEST, CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL  the named device fails
 ///         CLATTN_ERR_OUT_OF_MEMORY
 /// Threads: any.

@@ -38,7 +38,8 @@ CLATTN_API clattn_status clattn_tune_path(char *path, size_t size);
 /// Looks up what the file at `path` says of a description on the context's device.
 /// @param ctx  The device. What the context itself has read does not matter.
 /// @param path NULL = clattn_tune_path(). A missing file has nothing measured.
-/// @param desc As for a plan, with `algo` one that has tiles; its `kernel` and `tile` are ignored.
+/// @param desc As for a plan, with `algo` one that has tiles. Its `kernel` and `tile` have to be
+///             valid, and make no difference.
 /// @param out  Receives the answer.
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL and an algorithm without tiles, and what
 ///         clattn_attention_plan_create() says of the fields of `desc`; CLATTN_ERR_STRUCT_SIZE;
@@ -55,10 +56,12 @@ CLATTN_API clattn_status clattn_tune_read(clattn_context *ctx, const char *path,
 /// @param path  NULL = clattn_tune_path(). Its folder must be this user's and closed to others.
 /// @param desc  What was measured: `algo` one that has tiles, the bounds of queries and keys say
 ///              which range it holds for, `tile` is the fastest tile, or all zero where nothing was
-///              faster than the planner's choice.
+///              faster than the planner's choice, of any kernel shape: `kernel` has to be 0.
 /// @param ratio Time of the planner's choice by that of the tile, 0.001 to 1000.
 /// @return as clattn_tune_read(), CLATTN_ERR_FILE also for a file that cannot be written or is
-///         full; CLATTN_ERR_INVALID_ARGUMENT also for a ratio out of range and missing bounds.
+///         full; CLATTN_ERR_INVALID_ARGUMENT also for a ratio out of range, missing bounds and a
+///         `kernel`; CLATTN_ERR_UNSUPPORTED for a tile that device or algorithm cannot have. The
+///         file is looked at last.
 /// Threads: any; of two writers at once, also in different processes, the last one wins.
 CLATTN_API clattn_status clattn_tune_write(clattn_context *ctx, const char *path,
                                            const clattn_attention_desc *desc, double ratio);

@@ -19,14 +19,14 @@
 
 // X(name): every function that clattn calls, without its prefix.
 #define CLA_CL_FUNCTIONS(X)                                                                        \
-    X(GetPlatformIDs) X(GetPlatformInfo) X(GetDeviceIDs) X(GetDeviceInfo) X(CreateContext)         \
-    X(RetainContext) X(ReleaseContext) X(GetContextInfo) X(CreateCommandQueue)                     \
-    X(RetainCommandQueue) X(ReleaseCommandQueue) X(GetCommandQueueInfo) X(CreateBuffer)            \
-    X(RetainMemObject) X(ReleaseMemObject) X(GetMemObjectInfo) X(CreateProgramWithSource)          \
-    X(CreateProgramWithBinary) X(BuildProgram) X(GetProgramInfo) X(GetProgramBuildInfo)            \
-    X(RetainProgram) X(ReleaseProgram) X(CreateKernel) X(ReleaseKernel) X(SetKernelArg)            \
-    X(GetKernelWorkGroupInfo) X(EnqueueNDRangeKernel) X(EnqueueReadBuffer) X(EnqueueWriteBuffer)   \
-    X(EnqueueFillBuffer) X(EnqueueMapBuffer) X(EnqueueUnmapMemObject)                              \
+    X(GetPlatformIDs) X(GetPlatformInfo) X(GetDeviceIDs) X(GetDeviceInfo) X(RetainDevice)          \
+    X(ReleaseDevice) X(CreateContext) X(RetainContext) X(ReleaseContext) X(GetContextInfo)         \
+    X(CreateCommandQueue) X(RetainCommandQueue) X(ReleaseCommandQueue) X(GetCommandQueueInfo)      \
+    X(CreateBuffer) X(RetainMemObject) X(ReleaseMemObject) X(GetMemObjectInfo)                     \
+    X(CreateProgramWithSource) X(CreateProgramWithBinary) X(BuildProgram) X(GetProgramInfo)        \
+    X(GetProgramBuildInfo) X(RetainProgram) X(ReleaseProgram) X(CreateKernel) X(ReleaseKernel)     \
+    X(SetKernelArg) X(GetKernelWorkGroupInfo) X(EnqueueNDRangeKernel) X(EnqueueReadBuffer)         \
+    X(EnqueueWriteBuffer) X(EnqueueFillBuffer) X(EnqueueMapBuffer) X(EnqueueUnmapMemObject)        \
     X(EnqueueMarkerWithWaitList) X(EnqueueBarrierWithWaitList) X(WaitForEvents) X(RetainEvent)     \
     X(ReleaseEvent) X(CreateUserEvent) X(SetUserEventStatus) X(SetEventCallback) X(GetEventInfo)   \
     X(GetEventProfilingInfo) X(Flush) X(Finish)

@@ -260,15 +260,16 @@ bool cla_cache_put(const struct cla_cache *cache, const struct cla_cache_key *ke
     void *file = make_key(cache, key, &whole)
                      ? cla_cache_encode(whole.text, whole.size, data, size, &file_size)
                      : NULL;
-    if (!file)
+    if (!file) {
         snprintf(why, CLA_CACHE_WHY, "no memory");
-    else if (file_size > cache->max_bytes)
+    } else if (file_size > cache->max_bytes) {
         snprintf(why, CLA_CACHE_WHY, "%zu bytes are more than the whole cache may have (%llu)",
                  file_size, (unsigned long long)cache->max_bytes);
-    else
+    } else {
+        // Room first: who is killed while writing leaves no more behind than there may be.
+        cla_store_trim(cache->path, suffix, cache->max_bytes - file_size);
         done = cla_store_write(cache->path, whole.name, file, file_size, why, CLA_CACHE_WHY);
-    if (done)
-        cla_store_trim(cache->path, suffix, cache->max_bytes);
+    }
     free(file);
     free(whole.text);
     return done;

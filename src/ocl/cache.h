@@ -50,7 +50,7 @@ enum cla_cache_found {
 enum { CLA_CACHE_WHY = 256 };
 enum cla_cache_found cla_cache_get(const struct cla_cache *cache, const struct cla_cache_key *key,
                                    void **data, size_t *size, char why[CLA_CACHE_WHY]);
-// Writes, then removes the oldest files until all fit the bound. On false nothing is kept.
+// Removes the oldest files until this one fits the bound too, then writes. On false it is not kept.
 bool cla_cache_put(const struct cla_cache *cache, const struct cla_cache_key *key,
                    const void *data, size_t size, char why[CLA_CACHE_WHY]);
 void cla_cache_remove(const struct cla_cache *cache, const struct cla_cache_key *key);

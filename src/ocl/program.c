@@ -352,6 +352,35 @@ static clattn_status report(const struct cla_programs *p, const char *name, cons
     return CLATTN_OK;
 }
 
+// Behind one option; NULL where it is none of ours.
+static const char *behind_option(const char *o)
+{
+    static const char *const words[] = {"-cl-std=CL1.2", "-w"};
+    static const char upper[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_", digits[] = "0123456789";
+    for (int i = 0; i < 2; i++)
+        if (strncmp(o, words[i], strlen(words[i])) == 0)
+            return o + strlen(words[i]);
+    if (strncmp(o, "-D", 2) != 0 || !strspn(o + 2, upper))
+        return NULL;
+    o += 2 + strspn(o + 2, upper);
+    if (*o != '=')
+        return o;
+    o += o[1] == '-' ? 2 : 1;
+    const size_t n = strspn(o, digits);
+    return n && n < 20 ? o + n : NULL;
+}
+
+bool cla_programs_takes(const char *options)
+{
+    for (const char *o = options; *o;) {
+        o = behind_option(o);
+        if (!o || (*o && *o != ' '))
+            return false;
+        o += strspn(o, " ");
+    }
+    return true;
+}
+
 // With `again`, a program that came from disk is built from its source, and *out is NULL where it
 // did not come from there.
 static clattn_status get(struct cla_programs *p, const char *name, const char *text,
@@ -361,6 +390,9 @@ static clattn_status get(struct cla_programs *p, const char *name, const char *t
     *out = NULL;
     if (!options)
         options = "";
+    if (!cla_programs_takes(options))
+        return cla_fail(p->log, CLATTN_ERR_INTERNAL, "%s: options that are no numbers: %s", name,
+                        options);
     struct entry *e = entry_take(p, text, options);
     if (!e)
         return cla_fail(p->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for program %s", name);

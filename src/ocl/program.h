@@ -28,6 +28,10 @@ clattn_status cla_programs_rebuild(struct cla_programs *p, const char *name, con
                                    const char *options, clattn_log_level fail_level,
                                    cl_program *out);
 
+// Whether all that stands in options is "-cl-std=CL1.2", "-w", "-DNAME" and "-DNAME=number". No
+// others reach the compiler: no text of a caller, a file or the environment can be among them.
+bool cla_programs_takes(const char *options);
+
 // Builds from source so far, failed ones included. What came from disk is none.
 uint64_t cla_programs_build_count(const struct cla_programs *p);
 

@@ -223,11 +223,11 @@ static char *installed_dir(void)
 #endif
 }
 
-static int find_places(const char *dir, const char *installed, struct place *places)
+static int find_places(const char *dir, bool embedded, const char *installed, struct place *places)
 {
     int n = 0;
-    const char *env = cla_os_env("CLATTN_KERNEL_DIR");
-    if (dir && *dir)
+    const char *env = embedded ? NULL : cla_os_env("CLATTN_KERNEL_DIR");
+    if (dir && *dir && !embedded)
         places[n++] = (struct place){"the context's folder", dir};
     if (env)
         places[n++] = (struct place){"$CLATTN_KERNEL_DIR", env};
@@ -277,16 +277,16 @@ static clattn_status not_found(const struct place *places, int n, const char *na
     return st;
 }
 
-clattn_status cla_source_expand(const char *dir, const char *name, const struct cla_log *log,
-                                char **text)
+clattn_status cla_source_expand(const char *dir, bool embedded, const char *name,
+                                const struct cla_log *log, char **text)
 {
     *text = NULL;
     if (!is_plain(name))
         return cla_fail(log, CLATTN_ERR_FILE, "kernel file \"%s\" is not a plain file name", name);
 
-    char *installed = installed_dir();
+    char *installed = embedded ? NULL : installed_dir();
     struct place places[MAX_PLACES];
-    int n = find_places(dir, installed, places);
+    int n = find_places(dir, embedded, installed, places);
     clattn_status st = CLATTN_ERR_FILE;
     char *root = NULL;
     size_t size = 0;

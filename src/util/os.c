@@ -6,6 +6,7 @@
 
 #include "util/os.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +15,16 @@
 #define WIN32_LEAN_AND_MEAN
 #include <process.h>
 #include <windows.h>
+#ifndef LOAD_LIBRARY_SEARCH_DEFAULT_DIRS
+#define LOAD_LIBRARY_SEARCH_DEFAULT_DIRS 0x1000
+#endif
 #else
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 #endif
 
 // Shared libraries and time
@@ -28,8 +33,10 @@
 
 void *cla_os_lib_open(const char *name, char *error, size_t error_size)
 {
-    // A handle of the whole program, which NULL asks for, does not exist here.
-    HMODULE lib = name ? LoadLibraryA(name) : NULL;
+    // A handle of the whole program, which NULL asks for, does not exist here. A name without a
+    // folder is looked up beside the program and in the system's folders, not in the current one.
+    const DWORD flags = name && strpbrk(name, "/\\:") ? 0 : LOAD_LIBRARY_SEARCH_DEFAULT_DIRS;
+    HMODULE lib = name ? LoadLibraryExA(name, NULL, flags) : NULL;
     if (!lib && error && error_size > 0)
         snprintf(error, error_size, "system error %lu", name ? GetLastError() : 0ul);
     return (void *)lib;
@@ -174,9 +181,59 @@ bool cla_os_is_folder(const char *path)
 
 const char *cla_os_env(const char *name)
 {
+#if defined(CLA_HAVE_SECURE_GETENV)
+    const char *value = secure_getenv(name);
+#elif defined(CLA_HAVE_ISSETUGID)
+    const char *value = issetugid() ? NULL : getenv(name);
+#else
     const char *value = getenv(name);
+#endif
     return value && *value ? value : NULL;
 }
+
+// Forks
+
+#if defined(_WIN32)
+
+bool cla_os_watch_forks(void)
+{
+    return true;
+}
+
+unsigned cla_os_forks(void)
+{
+    return 0;
+}
+
+#else
+
+// Asking for the process's number instead would be a system call each time.
+static atomic_uint forks;
+static bool watching;
+
+static void count_fork(void)
+{
+    atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
+}
+
+static void watch(void)
+{
+    watching = pthread_atfork(NULL, NULL, count_fork) == 0;
+}
+
+bool cla_os_watch_forks(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch);
+    return watching;
+}
+
+unsigned cla_os_forks(void)
+{
+    return atomic_load_explicit(&forks, memory_order_relaxed);
+}
+
+#endif
 
 // Mutexes, conditions and threads: the thin layer under the worker
 

@@ -10,7 +10,8 @@
 
 // Shared libraries. On failure NULL, and `error` (may be NULL) receives the system's text.
 // A NULL name is the program itself with all that it was linked to or has preloaded; Windows has
-// no such thing.
+// no such thing. A name without a slash is looked up where the system keeps its libraries, never in
+// the current folder unless the environment names that.
 void *cla_os_lib_open(const char *name, char *error, size_t error_size);
 void *cla_os_lib_symbol(void *lib, const char *name);
 void cla_os_lib_close(void *lib);
@@ -23,11 +24,19 @@ char *cla_os_read_file(const char *path, size_t *size);
 
 bool cla_os_is_folder(const char *path);
 
-// Environment variable, NULL if unset or empty.
+// Environment variable, NULL if unset or empty, and in a program with more rights than its user's
+// (set-user-ID, set-group-ID, capabilities), since its user made the environment.
 const char *cla_os_env(const char *name);
 
 uint64_t cla_os_now_ns(void);
 void cla_os_sleep_ms(unsigned ms);
+
+// How often this process was forked, that is whether it is the one that something was made in: the
+// threads of a parent, and what drivers keep, do not exist in its child. Counted from the first
+// cla_os_watch_forks() on, which is false where that cannot be; children of vfork() and of bare
+// system calls are not noticed.
+bool cla_os_watch_forks(void);
+unsigned cla_os_forks(void);
 
 struct cla_mutex;
 struct cla_mutex *cla_mutex_create(void);

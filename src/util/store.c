@@ -24,6 +24,15 @@
 #include <unistd.h>
 #endif
 
+// What cannot stand in a name, and an hour in the unit of a file's time.
+#if defined(_WIN32)
+#define NOT_IN_NAMES "/\\:"
+#define HOUR 36000000000u
+#else
+#define NOT_IN_NAMES "/"
+#define HOUR 3600000000000u
+#endif
+
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
@@ -41,8 +50,30 @@ static bool no(char *why, size_t why_size, const char *format, ...)
 static void temporary_name(const char *name, unsigned long process, char *out, size_t size)
 {
     static atomic_uint calls;
+    const size_t length = strlen(name), most = 200;
     snprintf(out, size, "%lx-%llx-%x.tmp.%s", process, (unsigned long long)cla_os_now_ns(),
-             atomic_fetch_add(&calls, 1), name);
+             atomic_fetch_add(&calls, 1), name + (length > most ? length - most : 0));
+}
+
+static bool is_temporary(const char *name)
+{
+    static const char *const ends[] = {"-", "-", ".tmp."};
+    for (int i = 0; i < 3; i++) {
+        const size_t digits = strspn(name, "0123456789abcdef");
+        if (!digits || strncmp(name + digits, ends[i], strlen(ends[i])) != 0)
+            return false;
+        name += digits + strlen(ends[i]);
+    }
+    return true;
+}
+
+// Nothing that leaves the folder.
+static bool is_name(const char *name, char *why, size_t why_size)
+{
+    if (name[0] && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 &&
+        strcspn(name, NOT_IN_NAMES) == strlen(name))
+        return true;
+    return no(why, why_size, "\"%.100s\" is no name of a file", name);
 }
 
 // ---- trimming ----------------------------------------------------------------------------------
@@ -90,18 +121,25 @@ static int oldest_first(const void *a, const void *b)
 
 static bool list_files(const char *path, const char *suffix, struct files *files);
 
+// The youngest file's time is the present of the system that keeps the files.
 void cla_store_trim(const char *path, const char *suffix, uint64_t max_bytes)
 {
     struct files files = {0};
-    uint64_t total = 0;
+    uint64_t total = 0, now = 0;
     if (list_files(path, suffix, &files)) {
-        for (size_t i = 0; i < files.count; i++)
+        for (size_t i = 0; i < files.count; i++) {
             total += files.list[i].bytes;
+            if (files.list[i].time > now)
+                now = files.list[i].time;
+        }
         if (total > max_bytes)
             qsort(files.list, files.count, sizeof *files.list, oldest_first);
-        for (size_t i = 0; i < files.count && total > max_bytes; i++) {
-            cla_store_remove(path, files.list[i].name);
-            total -= files.list[i].bytes;
+        for (size_t i = 0; i < files.count; i++) {
+            const struct file *f = &files.list[i];
+            if (total > max_bytes || (is_temporary(f->name) && now - f->time > HOUR)) {
+                cla_store_remove(path, f->name);
+                total -= f->bytes;
+            }
         }
     }
     free(files.list);
@@ -149,12 +187,18 @@ enum cla_store_result cla_store_read(const char *path, const char *name, size_t 
     char full[CLA_STORE_PATH];
     *data = NULL;
     *size = 0;
+    if (!is_name(name, why, why_size))
+        return CLA_STORE_REFUSED;
     if (!cla_store_open(path, why, why_size))
         return CLA_STORE_FAILED;
     WIN32_FILE_ATTRIBUTE_DATA facts;
     if (!join(path, name, full, sizeof full) ||
         !GetFileAttributesExA(full, GetFileExInfoStandard, &facts))
         return CLA_STORE_NONE;
+    if (!facts.nFileSizeHigh && !facts.nFileSizeLow) {
+        no(why, why_size, "%s is empty", full);
+        return CLA_STORE_NONE;
+    }
     if (facts.dwFileAttributes & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_REPARSE_POINT) ||
         facts.nFileSizeHigh || facts.nFileSizeLow > max_bytes) {
         no(why, why_size, "%s is no plain file, or too large", full);
@@ -171,7 +215,7 @@ bool cla_store_write(const char *path, const char *name, const void *data, size_
                      size_t why_size)
 {
     char temporary[256], from[CLA_STORE_PATH], to[CLA_STORE_PATH];
-    if (!cla_store_open(path, why, why_size))
+    if (!is_name(name, why, why_size) || !cla_store_open(path, why, why_size))
         return false;
     temporary_name(name, GetCurrentProcessId(), temporary, sizeof temporary);
     if (!join(path, temporary, from, sizeof from) || !join(path, name, to, sizeof to))
@@ -182,7 +226,7 @@ bool cla_store_write(const char *path, const char *name, const void *data, size_
         return no(why, why_size, "%s: system error %lu", from, GetLastError());
     DWORD written = 0;
     const bool whole = size <= 0xffffffffu && WriteFile(file, data, (DWORD)size, &written, NULL) &&
-                       written == size;
+                       written == size && FlushFileBuffers(file);
     const bool closed = CloseHandle(file);
     if (whole && closed && MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING))
         return true;
@@ -193,9 +237,9 @@ bool cla_store_write(const char *path, const char *name, const void *data, size_
 
 void cla_store_touch(const char *path, const char *name)
 {
-    char full[CLA_STORE_PATH];
+    char full[CLA_STORE_PATH], why[8];
     FILETIME now;
-    if (!join(path, name, full, sizeof full))
+    if (!is_name(name, why, sizeof why) || !join(path, name, full, sizeof full))
         return;
     HANDLE file = CreateFileA(full, FILE_WRITE_ATTRIBUTES, FILE_SHARE_READ | FILE_SHARE_WRITE,
                               NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
@@ -208,8 +252,8 @@ void cla_store_touch(const char *path, const char *name)
 
 void cla_store_remove(const char *path, const char *name)
 {
-    char full[CLA_STORE_PATH];
-    if (join(path, name, full, sizeof full))
+    char full[CLA_STORE_PATH], why[8];
+    if (is_name(name, why, sizeof why) && join(path, name, full, sizeof full))
         DeleteFileA(full);
 }
 
@@ -317,13 +361,20 @@ static bool write_all(int file, const char *data, size_t size)
 {
     size_t used = 0;
     while (used < size) {
+        errno = ENOSPC; // where it writes nothing and says nothing
         const ssize_t n = write(file, data + used, size - used);
-        if (n >= 0)
+        if (n > 0)
             used += (size_t)n;
-        else if (errno != EINTR)
+        else if (n == 0 || errno != EINTR)
             return false;
     }
     return true;
+}
+
+// Where the file system has no such thing, the bytes are as safe as it makes them.
+static bool on_disk(int file)
+{
+    return fsync(file) == 0 || errno == EINVAL || errno == EROFS;
 }
 
 static enum cla_store_result read_file(int file, const char *name, size_t max_bytes, void **data,
@@ -339,7 +390,11 @@ static enum cla_store_result read_file(int file, const char *name, size_t max_by
            max_bytes);
         return CLA_STORE_REFUSED;
     }
-    *data = malloc((size_t)s.st_size + 1);
+    if (s.st_size == 0) {
+        no(why, why_size, "%s is empty", name);
+        return CLA_STORE_NONE;
+    }
+    *data = malloc((size_t)s.st_size);
     if (*data && read_all(file, *data, (size_t)s.st_size)) {
         *size = (size_t)s.st_size;
         return CLA_STORE_OK;
@@ -355,12 +410,15 @@ enum cla_store_result cla_store_read(const char *path, const char *name, size_t 
 {
     *data = NULL;
     *size = 0;
+    if (!is_name(name, why, why_size))
+        return CLA_STORE_REFUSED;
     const int folder = open_folder(path, why, why_size);
     if (folder < 0)
         return CLA_STORE_FAILED;
     enum cla_store_result result;
-    // A named pipe must not make this wait.
-    const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    // A named pipe must not make this wait, nor a terminal become this process's own.
+    const int file =
+        openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (file >= 0) {
         result = read_file(file, name, max_bytes, data, size, why, why_size);
         close(file);
@@ -377,6 +435,8 @@ bool cla_store_write(const char *path, const char *name, const void *data, size_
                      size_t why_size)
 {
     char temporary[256];
+    if (!is_name(name, why, why_size))
+        return false;
     const int folder = open_folder(path, why, why_size);
     if (folder < 0)
         return false;
@@ -387,7 +447,7 @@ bool cla_store_write(const char *path, const char *name, const void *data, size_
     if (file < 0) {
         no(why, why_size, "%s: %s", path, strerror(errno));
     } else {
-        done = write_all(file, data, size);
+        done = write_all(file, data, size) && on_disk(file);
         int error = errno;
         if (close(file) != 0 && done) {
             error = errno;
@@ -409,7 +469,7 @@ bool cla_store_write(const char *path, const char *name, const void *data, size_
 void cla_store_touch(const char *path, const char *name)
 {
     char why[8];
-    const int folder = open_folder(path, why, sizeof why);
+    const int folder = is_name(name, why, sizeof why) ? open_folder(path, why, sizeof why) : -1;
     if (folder < 0)
         return;
     // Either result is right: a folder that can't be written to keeps its times.
@@ -421,7 +481,7 @@ void cla_store_touch(const char *path, const char *name)
 void cla_store_remove(const char *path, const char *name)
 {
     char why[8];
-    const int folder = open_folder(path, why, sizeof why);
+    const int folder = is_name(name, why, sizeof why) ? open_folder(path, why, sizeof why) : -1;
     if (folder < 0)
         return;
     unlinkat(folder, name, 0);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A folder of small files that only this user can have written. Files are whole or not there; what
 // somebody else could have put in, or a link, is refused. The folder is opened anew by each call.
+// A name is that of a file in the folder: one that is a path, "." or ".." is refused.
 #ifndef CLA_UTIL_STORE_H
 #define CLA_UTIL_STORE_H
 
@@ -12,8 +13,9 @@ enum { CLA_STORE_PATH = 1024 };
 
 enum cla_store_result {
     CLA_STORE_OK,
-    CLA_STORE_NONE,    // no such file
-    CLA_STORE_REFUSED, // not a plain file of this user that others can't write, or too large
+    CLA_STORE_NONE,    // no such file, or an empty one
+    CLA_STORE_REFUSED, // not a plain file of this user that others can't write, too large, or not
+                       // to be named so
     CLA_STORE_FAILED   // the system said no
 };
 
@@ -32,6 +34,7 @@ enum cla_store_result cla_store_read(const char *path, const char *name, size_t 
                                      void **data, size_t *size, char *why, size_t why_size);
 
 // Writes a temporary file beside it and renames that, so that readers see the old file or the new.
+// The bytes are on the disk before the name is: a crash of the system leaves no file that is cut.
 bool cla_store_write(const char *path, const char *name, const void *data, size_t size, char *why,
                      size_t why_size);
 
@@ -40,8 +43,9 @@ void cla_store_touch(const char *path, const char *name);
 
 void cla_store_remove(const char *path, const char *name);
 
-// Removes the oldest plain files whose names end with `suffix`, temporary ones of cla_store_write()
-// among them, until all that is left is at most `max_bytes`.
+// Of the plain files whose names end with `suffix`, removes what killed writers left behind
+// (temporary files of cla_store_write() that are an hour older than the youngest file), then the
+// oldest until all that is left is at most `max_bytes`.
 void cla_store_trim(const char *path, const char *suffix, uint64_t max_bytes);
 
 #endif // CLA_UTIL_STORE_H

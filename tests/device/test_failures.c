@@ -126,7 +126,8 @@ static bool concerns(const struct life *life, int function)
 
 static int leaks(char *text, size_t size)
 {
-    static const char *const names[] = {"context", "queue", "mem", "program", "kernel", "event"};
+    static const char *const names[] = {"device", "context", "queue", "mem",
+                                        "program", "kernel", "event"};
     int count = 0;
     size_t used = 0;
     for (int i = 0; i < SPY_OBJECT_COUNT; i++) {

@@ -495,6 +495,55 @@ static void test_adopting(void **state)
     clReleaseContext(other);
 }
 
+// Half of the device, of which the application lets go: clattn keeps what it was given.
+static void test_sub_device(void **state)
+{
+    (void)state;
+    const cl_device_partition_property cut[] = {CL_DEVICE_PARTITION_EQUALLY, 1, 0};
+    cl_device_id parts[64];
+    cl_uint count = 0, most = 0;
+    // Mesa's library has no function behind the call, but says so here.
+    CL_OK(clGetDeviceInfo(app.id, CL_DEVICE_PARTITION_MAX_SUB_DEVICES, sizeof most, &most, NULL));
+    if (most < 2 || clCreateSubDevices(app.id, cut, 64, parts, &count) != CL_SUCCESS) {
+        print_message("[  SKIPPED ] this device can't be cut\n");
+        skip();
+    }
+    cl_int code;
+    cl_context context = clCreateContext(NULL, 1, &parts[0], NULL, NULL, &code);
+    CL_OK(code);
+    clattn_context *ctx = NULL;
+    assert_int_equal(clattn_context_create_opencl(NULL, context, parts[0], NULL, &ctx), CLATTN_OK);
+    CL_OK(clReleaseContext(context));
+    for (cl_uint i = 0; i < count; i++)
+        CL_OK(clReleaseDevice(parts[i]));
+
+    clattn_attention_desc desc;
+    clattn_attention_desc_init(&desc, sizeof desc);
+    desc.dim_qk = app.c.dim;
+    desc.heads_q = app.c.heads_q;
+    desc.heads_kv = app.c.heads_kv;
+    desc.features = CLATTN_FEATURE_CAUSAL | CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE;
+    desc.algo = app.algo;
+    desc.flags = CLATTN_NO_FALLBACK;
+    clattn_plan *plan = NULL;
+    assert_int_equal(clattn_attention_plan_create(ctx, &desc, &plan), CLATTN_OK);
+    float *o = malloc(app.bytes[BUF_O]), *lse = malloc(app.bytes[BUF_LSE]);
+    assert_non_null(o);
+    assert_non_null(lse);
+    clattn_attention_call call = case_host_call(&app.c, app.d.q, app.d.k, app.d.v, app.d.mask, o,
+                                                lse);
+    assert_int_equal(clattn_attention_run(plan, &call), CLATTN_OK);
+    struct compare_report report;
+    if (!compare(o, app.d.o, app.bytes[BUF_O] / sizeof *o, &app.d.tol_o, &report)) {
+        compare_print("O on a sub-device", &report);
+        fail();
+    }
+    free(o);
+    free(lse);
+    clattn_plan_destroy(&plan);
+    clattn_context_destroy(&ctx);
+}
+
 // Blocking calls on host memory, on a queue of the application that is out of order: what was
 // written for a kernel must be there when it begins.
 static void test_blocking_out_of_order(void **state)
@@ -584,6 +633,7 @@ static int run_on(struct test_device *device, int32_t algo, const char *algo_nam
         // The rest, which one of OpenCL stands for.
         TEST("a wait that fails", test_failed_wait),
         TEST("adopting and leaving", test_adopting),
+        TEST("a sub-device", test_sub_device),
         TEST("the built-in path has no queue", test_builtin_has_no_queue),
     };
     const size_t all = sizeof tests / sizeof *tests, own = 10;
@@ -607,6 +657,8 @@ int main(void)
         printf("no OpenCL device\n");
         return SKIP_STATUS;
     }
+    if (!app_cache_open())
+        return 1;
     for (int n = 0; n < count; n++) {
         failed += run_on(&devices[n], CLATTN_ALGO_FUSED, "fused");
         if (!app_has_user_events(&devices[n])) // the CPU path behind a queue stands on them
@@ -614,6 +666,7 @@ int main(void)
         for (int32_t algo = CLATTN_ALGO_HOST; algo <= CLATTN_ALGO_UNFUSED; algo++)
             failed += run_on(&devices[n], algo, others[algo - CLATTN_ALGO_HOST]);
     }
+    app_cache_close();
     attn_expect_close();
     if (failed == 0)
         devices_close(devices, count);

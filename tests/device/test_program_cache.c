@@ -4,6 +4,11 @@
 //
 //   test_program_cache                     all devices
 //   test_program_cache child INDEX FOLDER  one of the two processes of a test
+//   test_program_cache writer INDEX FOLDER writes programs and a tuning file until it is killed
+//   test_program_cache full INDEX FOLDER   uses a device with the folder on a full disk
+//
+// CLATTN_TEST_KILLS says how often the writer is killed on each device, CLATTN_TEST_SEED when; the
+// seed of each run is printed.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -11,6 +16,7 @@
 #include <dirent.h>
 #include <ftw.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,11 +26,17 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sched.h>
+#include <sys/mount.h>
+#endif
 
 #include <cmocka.h>
 
 #include "caps.h"
+#include "clattn/tune.h"
 #include "data.h"
 #include "ocl/cache.h"
 #include "open_device.h"
@@ -441,7 +453,7 @@ static void the_bound_is_kept(void **state)
 
 // ---- two processes -----------------------------------------------------------------------------
 
-static pid_t start_child(void)
+static pid_t start_child(const char *what)
 {
     char index[16];
     snprintf(index, sizeof index, "%d", (int)on->info.index);
@@ -449,7 +461,7 @@ static pid_t start_child(void)
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        execl("/proc/self/exe", "test_program_cache", "child", index, dir, (char *)NULL);
+        execl("/proc/self/exe", "test_program_cache", what, index, dir, (char *)NULL);
         _exit(127);
     }
     return child;
@@ -461,7 +473,7 @@ static void two_processes_at_once(void **state)
     for (int round = 0; round < 2; round++) { // on an empty folder, then on a full one
         pid_t child[2];
         for (int i = 0; i < 2; i++)
-            child[i] = start_child();
+            child[i] = start_child("child");
         for (int i = 0; i < 2; i++) {
             int status = -1;
             assert_int_equal(waitpid(child[i], &status, 0), child[i]);
@@ -487,6 +499,164 @@ static int child_main(const char *index, const char *folder)
     return builds < 0 || record.count[CLATTN_LOG_WARN] + record.count[CLATTN_LOG_ERROR] > 0;
 }
 
+// ---- killed ------------------------------------------------------------------------------------
+
+// A kind of problem for each number below 40.
+static clattn_attention_desc measured_desc(int n)
+{
+    clattn_attention_desc desc;
+    clattn_attention_desc_init(&desc, sizeof desc);
+    desc.dim_qk = 8 * (n + 1);
+    desc.heads_q = HEADS;
+    desc.algo = CLATTN_ALGO_FUSED;
+    desc.max_batch = 1;
+    desc.max_len_q = LEN_Q;
+    desc.max_len_kv = LEN_KV;
+    return desc;
+}
+
+static clattn_context *open_with(const char *index, const char *cache_dir, const char *tune_file)
+{
+    clattn_context_desc desc;
+    clattn_context *ctx = NULL;
+    clattn_context_desc_init(&desc, sizeof desc);
+    desc.device = index;
+    desc.cache_dir = cache_dir;
+    desc.tune_file = tune_file;
+    desc.log = record.log.fn;
+    desc.log_user = &record;
+    desc.log_level = CLATTN_LOG_DEBUG;
+    return clattn_context_create(&desc, &ctx) == CLATTN_OK ? ctx : NULL;
+}
+
+static void remove_file(const char *path)
+{
+    unlink(path);
+}
+
+// Each round makes the programs and the tuning file anew.
+static int writer_main(const char *index, const char *folder)
+{
+    char file[200], ready[200];
+    unsetenv("CLATTN_CACHE");
+    snprintf(file, sizeof file, "%s-tune/tune.txt", folder);
+    snprintf(ready, sizeof ready, "%s-tune/ready", folder);
+    record_start(&record, CLATTN_LOG_DEBUG);
+    for (;;) {
+        clattn_context *ctx = open_with(index, folder, NULL);
+        if (!ctx || (access(ready, F_OK) != 0 && mkdir(ready, 0700) != 0))
+            return 1;
+        for (int n = 0; n < 40; n++) {
+            const clattn_attention_desc desc = measured_desc(n);
+            if (clattn_tune_write(ctx, file, &desc, 1.0) != CLATTN_OK)
+                return 2;
+        }
+        clattn_context_destroy(&ctx);
+        walk(folder, remove_file);
+        unlink(file);
+    }
+}
+
+static void kill_writer(unsigned ms)
+{
+    char ready[200];
+    int status = 0;
+    snprintf(ready, sizeof ready, "%s-tune/ready", dir);
+    const pid_t child = start_child("writer");
+    while (access(ready, F_OK) != 0 && waitpid(child, &status, WNOHANG) == 0)
+        usleep(1000);
+    usleep(1000 * ms);
+    kill(child, SIGKILL);
+    if (waitpid(child, &status, 0) == child)
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    rmdir(ready);
+}
+
+static void a_killed_process_leaves_nothing_to_doubt(void **state)
+{
+    (void)state;
+    const char *text = getenv("CLATTN_TEST_KILLS"), *given = getenv("CLATTN_TEST_SEED");
+    const int kills = text && *text ? atoi(text) : 5;
+    const unsigned seed = given && *given ? (unsigned)strtoul(given, NULL, 10)
+                                          : (unsigned)time(NULL);
+    char file[200], folder[160], index[16];
+    int measured = 0;
+    printf("seed %u\n", seed);
+    srand(seed);
+    snprintf(index, sizeof index, "%d", (int)on->info.index);
+    snprintf(folder, sizeof folder, "%s-tune", dir);
+    snprintf(file, sizeof file, "%s/tune.txt", folder);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    for (int i = 0; i < kills; i++) {
+        kill_writer((unsigned)rand() % 300);
+        record_start(&record, CLATTN_LOG_DEBUG);
+        const bool there = access(file, F_OK) == 0;
+        clattn_context *ctx = open_with(index, dir, there ? file : NULL);
+        if (!ctx || record.count[CLATTN_LOG_WARN] + record.count[CLATTN_LOG_ERROR] > 0)
+            fail_msg("%s", record.text);
+        for (int n = 0; n < 40; n++) {
+            const clattn_attention_desc desc = measured_desc(n);
+            clattn_tuning found = {.struct_size = sizeof found};
+            if (clattn_tune_read(ctx, file, &desc, &found) != CLATTN_OK)
+                fail_msg("%s", record.text);
+            assert_true(!found.measured || found.ratio == 1.0);
+            measured += found.measured;
+        }
+        clattn_context_destroy(&ctx);
+    }
+    assert_true(measured > 0);
+}
+
+// ---- a full disk -------------------------------------------------------------------------------
+
+// A folder in which no file of a page has room, then one that cannot be written to at all. The
+// mounts are seen by this process only.
+static int full_main(const char *index, const char *folder)
+{
+#if defined(__linux__)
+    static const char page[4096];
+    char path[200];
+    const struct use use = {.cache_dir = folder, .num_cases = 1};
+    unsetenv("CLATTN_CACHE");
+    if ((mkdir(folder, 0700) != 0) || unshare(CLONE_NEWNS) != 0 ||
+        mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", folder, "tmpfs", 0, "size=4k,mode=0700") != 0)
+        return SKIP_STATUS;
+    snprintf(path, sizeof path, "%s/other", folder);
+    FILE *file = fopen(path, "wb");
+    if (!file || fwrite(page, 1, sizeof page, file) != sizeof page || fclose(file) != 0)
+        return SKIP_STATUS;
+    static const char *const reasons[] = {"No space left", "Read-only file system"};
+    for (int i = 0; i < 2; i++) {
+        record_start(&record, CLATTN_LOG_DEBUG);
+        if (try_use(atoi(index), &use) != 2 || !strstr(record.text, reasons[i]) ||
+            record.count[CLATTN_LOG_WARN] + record.count[CLATTN_LOG_ERROR] > 0) {
+            printf("%s\n", record.text);
+            return 1;
+        }
+        if (mount(NULL, folder, NULL, MS_REMOUNT | MS_RDONLY, NULL) != 0)
+            return SKIP_STATUS;
+    }
+    return 0;
+#else
+    (void)index;
+    (void)folder;
+    return SKIP_STATUS;
+#endif
+}
+
+static void a_full_disk_is_survived(void **state)
+{
+    (void)state;
+    int status = -1;
+    const pid_t child = start_child("full");
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == SKIP_STATUS)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(int argc, char **argv)
@@ -501,12 +671,18 @@ int main(int argc, char **argv)
         TEST(a_wrong_program_does_not_pass_its_trial),
         TEST(the_bound_is_kept),
         TEST(two_processes_at_once),
+        TEST(a_killed_process_leaves_nothing_to_doubt),
+        TEST(a_full_disk_is_survived),
     };
     struct test_device devices[DEVICES_MAX];
     int count = 0, failed = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc == 4 && strcmp(argv[1], "child") == 0)
         return child_main(argv[2], argv[3]);
+    if (argc == 4 && strcmp(argv[1], "writer") == 0)
+        return writer_main(argv[2], argv[3]);
+    if (argc == 4 && strcmp(argv[1], "full") == 0)
+        return full_main(argv[2], argv[3]);
     if (!devices_open(devices, &count))
         return 1;
     if (count == 0) {

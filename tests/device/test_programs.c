@@ -263,7 +263,7 @@ static char *broken_text(void)
                "#include \"fine.clh\"\n#include \"broken.clh\"\n"
                "__kernel void k(__global int *p) { *p = f(); }\n");
     char *text = NULL;
-    assert_int_equal(cla_source_expand(dir, "top.cl", NULL, &text), CLATTN_OK);
+    assert_int_equal(cla_source_expand(dir, false, "top.cl", NULL, &text), CLATTN_OK);
     static const char *const names[] = {"fine.clh", "broken.clh", "top.cl"};
     for (int i = 0; i < 3; i++) {
         char path[256];

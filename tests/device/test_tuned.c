@@ -219,6 +219,16 @@ static void test_paths(void **state)
     free(old_config);
 }
 
+// Writes what was measured. The file is for plans that leave the kernel shape open, and serves
+// those that force it, too.
+static clattn_status write_tile(const struct tuned *u, const clattn_attention_desc *desc,
+                                double ratio)
+{
+    clattn_attention_desc open = *desc;
+    open.kernel = CLATTN_KERNEL_AUTO;
+    return clattn_tune_write(u->ctx, u->file, &open, ratio);
+}
+
 static void test_file_changes_the_plan(void **state)
 {
     struct test_target *t = *state;
@@ -237,7 +247,7 @@ static void test_file_changes_the_plan(void **state)
     assert_int_equal(known.measured, 0);
 
     desc.tile = tile[count - 1];
-    assert_int_equal(clattn_tune_write(u.ctx, u.file, &desc, 1.2345), CLATTN_OK);
+    assert_int_equal(write_tile(&u, &desc, 1.2345), CLATTN_OK);
     memset(&desc.tile, 0, sizeof desc.tile);
     assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_OK);
     assert_int_equal(known.measured, 1);
@@ -254,6 +264,11 @@ static void test_file_changes_the_plan(void **state)
     expect_right(u.ctx, plan, "tuned");
     clattn_plan_destroy(&plan);
 
+    // A row that the device cannot have does not count.
+    edit_file(&u, " tile_q ", " tile_q 9");
+    assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
+    expect_log(&u, "1 rows for this device name tiles that it cannot have and do not count");
+    edit_file(&u, " tile_q 9", " tile_q ");
     // Another driver's rows are not believed.
     edit_file(&u, t->device->info.driver, "0.0.0");
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
@@ -274,7 +289,7 @@ static void test_files_not_to_be_believed(void **state)
     make_folder(&u);
     setenv("CLATTN_TUNE", "1", 1);
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
-    assert_int_equal(clattn_tune_write(u.ctx, u.file, &desc, 1.0), CLATTN_OK);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_OK);
     assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_OK);
     assert_int_equal(known.measured, 1);
     assert_int_equal(known.tile.kernel, CLATTN_KERNEL_AUTO);
@@ -283,7 +298,7 @@ static void test_files_not_to_be_believed(void **state)
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
     expect_log(&u, "is ignored: line 12: \"planet\" where \"tile\" or \"planner\" belongs");
     assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_ERR_FILE);
-    assert_int_equal(clattn_tune_write(u.ctx, u.file, &desc, 1.0), CLATTN_ERR_FILE);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_ERR_FILE);
     edit_file(&u, "255 planet", "255 planner");
     assert_int_equal(chmod(u.file, 0666), 0);
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
@@ -292,8 +307,39 @@ static void test_files_not_to_be_believed(void **state)
     assert_int_equal(chmod(u.folder, 0777), 0);
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
     expect_log(&u, "only a folder of this user that others can't write to is used");
-    assert_int_equal(clattn_tune_write(u.ctx, u.file, &desc, 1.0), CLATTN_ERR_FILE);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_ERR_FILE);
     assert_int_equal(chmod(u.folder, 0700), 0);
+
+    // An empty file is none.
+    FILE *empty = fopen(u.file, "wb");
+    assert_non_null(empty);
+    fclose(empty);
+    assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
+    expect_log(&u, "is ignored: tiles.txt is empty");
+    assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_OK);
+    assert_int_equal(known.measured, 0);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_OK);
+    FILE *head = fopen(u.file, "wb");
+    assert_non_null(head);
+    fputs("clattn-tune 1\n", head);
+    fclose(head);
+    assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
+    expect_log(&u, "tiles.txt: nothing is in it");
+
+    // What is no plain file is not waited for, and stays what it is.
+    struct stat s;
+    assert_int_equal(unlink(u.file), 0);
+    assert_int_equal(mkfifo(u.file, 0600), 0);
+    assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
+    expect_log(&u, "is no plain file that only this user can write");
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_ERR_FILE);
+    assert_true(stat(u.file, &s) == 0 && S_ISFIFO(s.st_mode));
+    assert_int_equal(unlink(u.file), 0);
+    assert_int_equal(symlink("nowhere", u.file), 0);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_ERR_FILE);
+    assert_true(lstat(u.file, &s) == 0 && S_ISLNK(s.st_mode));
+    assert_int_equal(unlink(u.file), 0);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_OK);
 
     // Switched off in either way, it is not even looked at.
     edit_file(&u, "clattn-tune 1", "");
@@ -310,16 +356,16 @@ static void test_bad_arguments(void **state)
 {
     struct test_target *t = *state;
     clattn_context *ctx = t->device->ctx;
-    clattn_attention_desc desc = desc_of(t), good = desc_of(t);
+    clattn_attention_desc good = desc_of(t);
     clattn_tuning known = {.struct_size = sizeof known};
     struct log_capture log = {.errors = 0};
+    good.kernel = CLATTN_KERNEL_AUTO;
+    clattn_attention_desc desc = good;
     t->device->capture = &log;
     assert_int_equal(clattn_tune_read(ctx, "x.txt", NULL, &known), CLATTN_ERR_INVALID_ARGUMENT);
     assert_int_equal(clattn_tune_read(ctx, "x.txt", &good, NULL), CLATTN_ERR_INVALID_ARGUMENT);
     assert_int_equal(clattn_tune_read(NULL, "x.txt", &good, &known), CLATTN_ERR_INVALID_ARGUMENT);
     assert_int_equal(clattn_tune_read(ctx, "folder/", &good, &known), CLATTN_ERR_FILE);
-    known.struct_size = 8;
-    assert_int_equal(clattn_tune_read(ctx, "x.txt", &good, &known), CLATTN_ERR_STRUCT_SIZE);
     assert_int_equal(clattn_tune_write(ctx, "x.txt", &good, 0.0), CLATTN_ERR_INVALID_ARGUMENT);
     assert_int_equal(clattn_tune_write(ctx, "x.txt", &good, 1000.5), CLATTN_ERR_INVALID_ARGUMENT);
     desc.max_len_q = 0;
@@ -327,7 +373,45 @@ static void test_bad_arguments(void **state)
     desc = good;
     desc.algo = CLATTN_ALGO_AUTO;
     assert_int_equal(clattn_tune_write(ctx, "x.txt", &desc, 1.5), CLATTN_ERR_INVALID_ARGUMENT);
+    // What was the fastest of one kernel shape says nothing of plans that leave it open.
+    desc = good;
+    desc.kernel = CLATTN_KERNEL_GROUP;
+    assert_int_equal(clattn_tune_write(ctx, "x.txt", &desc, 1.5), CLATTN_ERR_INVALID_ARGUMENT);
+    desc.tile.tile_q = -1;
+    known.struct_size = sizeof known;
+    assert_int_equal(clattn_tune_read(ctx, "x.txt", &desc, &known), CLATTN_ERR_INVALID_ARGUMENT);
+    // A tile that no context would believe, with more digits than a reader takes.
+    desc = good;
+    desc.tile = (clattn_tile){.kernel = CLATTN_KERNEL_GROUP, .tile_q = 1234567890, .tile_k = 32,
+                              .items_q = 1, .items_k = 8, .chunk_d = 16};
+    assert_int_equal(clattn_tune_write(ctx, "x.txt", &desc, 1.5), CLATTN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(log.text, "1234567890"));
+    // Arguments come before files.
+    assert_int_equal(clattn_tune_write(ctx, "folder/", &desc, 1.5), CLATTN_ERR_UNSUPPORTED);
+    assert_int_equal(clattn_tune_write(ctx, "folder/", &good, 0.0), CLATTN_ERR_INVALID_ARGUMENT);
+    assert_int_equal(clattn_tune_write(ctx, "folder/", &good, 1.5), CLATTN_ERR_FILE);
     assert_int_not_equal(access("x.txt", F_OK), 0);
+    t->device->capture = NULL;
+}
+
+// Callers older and newer than the library; unit/test_struct_size.c has the other structs.
+static void test_sizes_of_the_answer(void **state)
+{
+    struct test_target *t = *state;
+    struct log_capture log = {.errors = 0};
+    const clattn_attention_desc desc = desc_of(t);
+    t->device->capture = &log;
+    for (size_t size = 0; size <= sizeof(clattn_tuning) + 64; size++) {
+        _Alignas(clattn_tuning) unsigned char answer[sizeof(clattn_tuning) + 128];
+        memset(answer, 0xa5, sizeof answer);
+        memcpy(answer, &size, sizeof size);
+        const bool fits = size >= sizeof(clattn_tuning) && size % sizeof size == 0;
+        assert_int_equal(clattn_tune_read(t->device->ctx, "x.txt", &desc, (clattn_tuning *)answer),
+                         fits ? CLATTN_OK : CLATTN_ERR_STRUCT_SIZE);
+        assert_memory_equal(answer, &size, sizeof size);
+        for (size_t n = sizeof size; n < sizeof answer; n++)
+            assert_int_equal(answer[n], fits && n < sizeof(clattn_tuning) ? 0 : 0xa5);
+    }
     t->device->capture = NULL;
 }
 
@@ -340,6 +424,7 @@ int main(int argc, char **argv)
         {"a file changes the plan", test_file_changes_the_plan, LEVEL_SMALL},
         {"files not to be believed", test_files_not_to_be_believed, LEVEL_SMALL},
         {"bad arguments", test_bad_arguments, LEVEL_SMALL},
+        {"sizes of the answer", test_sizes_of_the_answer, LEVEL_SMALL},
     };
     setenv("CLATTN_TEST_ALGOS", "fused", 1);
     return targets_main("tuned", argc, argv, tests, sizeof tests / sizeof *tests);

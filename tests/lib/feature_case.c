@@ -400,6 +400,73 @@ struct feature_case feature_random_dim(uint32_t lacks, int32_t dim, uint64_t see
     return c;
 }
 
+// ---- stress -------------------------------------------------------------------------------------
+
+// Many pairs of lengths are short, some are as long as the plans allow on one side.
+static void stretch(struct feature_case *c, uint64_t *rng)
+{
+    const int32_t way = below(rng, 8), longest = STRESS_LEN_MAX - 40;
+    c->len_max = STRESS_LEN_MAX;
+    if (way < 3) {
+        c->len_q = 1 + below(rng, 8);
+        c->len_kv = below(rng, 20);
+    } else if (way == 3) {
+        c->len_q = 1 + below(rng, 12);
+        c->len_kv = 200 + below(rng, longest - 200);
+    } else if (way == 4) {
+        c->len_q = 200 + below(rng, longest - 200);
+        c->len_kv = 1 + below(rng, 12);
+    }
+    if (way == 3 || way == 4) {
+        c->batch = 1;
+        c->heads_q = 2;
+        c->heads_kv = 1 + below(rng, 2);
+    }
+}
+
+// Sizes of numbers that leave scores near 1.
+static void resize(struct feature_case *c, uint64_t *rng)
+{
+    const bool half = c->dtype_q == CLATTN_DTYPE_F16 || c->dtype_kv == CLATTN_DTYPE_F16;
+    const int32_t most = half ? 4 : 30;
+    if (below(rng, 2) || c->layout == FORM_V_IN_K)
+        return;
+    c->exp_q = below(rng, 2 * most + 1) - most;
+    c->exp_k = below(rng, 4) - 1 - c->exp_q;
+    c->exp_v = below(rng, 2 * most + 1) - most;
+    if (c->dtype_o == CLATTN_DTYPE_F16)
+        c->exp_v = c->exp_v % 8;
+}
+
+struct feature_case feature_stress(uint32_t lacks, uint64_t seed, uint64_t n, uint64_t run)
+{
+    uint64_t rng = (seed << 32) + n;
+    int value[AXES];
+    for (int a = 0; a < AXES; a++)
+        do
+            value[a] = below(&rng, 2) ? 0 : below(&rng, axes[a].values);
+        while (!value_is_served(a, value[a], lacks));
+    // What makes a program: seed and n choose the format, the next one where it is not served.
+    for (int k = (int)((seed + n / run) % COUNT(formats));; k = (k + 1) % COUNT(formats)) {
+        value[AXIS_FORMAT] = k;
+        if (value_is_served(AXIS_FORMAT, k, lacks))
+            break;
+    }
+    const bool paged = n % run >= run / 2 && !(lacks >> NEED_PAGED & 1);
+    if (paged)
+        value[AXIS_KEYS] = 2;
+    else if (value[AXIS_KEYS] > 1)
+        value[AXIS_KEYS] = 0;
+    struct feature_case c = of_values(value);
+    vary(&c, &rng, false);
+    stretch(&c, &rng);
+    resize(&c, &rng);
+    c.has_softcap = true; // a soft-cap of 0 shares the program
+    c.seed = (seed << 32) + n;
+    snprintf(c.name, sizeof c.name, "stress, problem %llu", (unsigned long long)n);
+    return c;
+}
+
 // ---- descriptions -------------------------------------------------------------------------------
 
 clattn_attention_desc feature_desc(const struct feature_case *c)
@@ -427,8 +494,7 @@ clattn_attention_desc feature_desc(const struct feature_case *c)
     desc.heads_kv = c->heads_kv;
     desc.align = c->align;
     desc.page_size = c->page_size;
-    desc.max_len_q = FEATURE_LEN_MAX;
-    desc.max_len_kv = FEATURE_LEN_MAX;
+    desc.max_len_q = desc.max_len_kv = c->len_max ? c->len_max : FEATURE_LEN_MAX;
     return desc;
 }
 
@@ -441,7 +507,7 @@ void feature_text(const struct feature_case *c, char *text, size_t size)
              "%s: types %s/%s/%s dim %d/%d batch %d heads %d/%d len %d x %d%s%s window %s(%d, %d) "
              "mask %d bcast %u strided %d, bias %d %s bcast %u strided %d, alibi %d softcap %s%g "
              "sinks %d%s%s%s page %d, %s, input %d, lse %d, scale %s%g, %s memory, numbers %s, "
-             "splits %d, seed %llu",
+             "splits %d, sizes 2^%d 2^%d 2^%d, seed %llu",
              c->name, type[c->dtype_q], type[c->dtype_kv], type[c->dtype_o], c->dim_qk, c->dim_v,
              c->batch, c->heads_q, c->heads_kv, c->len_q, c->len_kv, c->causal ? " causal" : "",
              c->align ? " top-left" : "", c->window ? "" : "no ", c->left, c->right, c->mask.used,
@@ -451,5 +517,5 @@ void feature_text(const struct feature_case *c, char *text, size_t size)
              c->packed_kv ? " packed_kv" : "", c->page_size, form[c->layout], c->input, c->lse,
              c->has_scale ? "" : "no ", (double)c->scale, c->on_device ? "device" : "host",
              c->ints_on_device ? "on the device" : "on the host", c->num_splits,
-             (unsigned long long)c->seed);
+             c->exp_q, c->exp_k, c->exp_v, (unsigned long long)c->seed);
 }

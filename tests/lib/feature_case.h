@@ -66,6 +66,8 @@ struct feature_case {
     bool on_device;      // tensors in memory of clattn_mem_create(), else in host memory
     bool ints_on_device; // lengths, offsets and table likewise
     int32_t num_splits;  // of split_kv
+    int32_t len_max;     // bound of the plan; 0 = FEATURE_LEN_MAX
+    int32_t exp_q, exp_k, exp_v; // Q, K and V are 2^these times normal numbers
     uint64_t seed;       // of the numbers
 };
 
@@ -104,6 +106,12 @@ struct feature_case feature_random(uint32_t lacks, bool small, uint64_t seed);
 
 // As that, of a head dimension.
 struct feature_case feature_random_dim(uint32_t lacks, int32_t dim, uint64_t seed);
+
+// Problem n of a stress run: any features, lengths up to STRESS_LEN_MAX, numbers of any size. `run`
+// problems in a row have one storage format, the second half of them with pages, and so share two
+// programs.
+enum { STRESS_LEN_MAX = 2048 };
+struct feature_case feature_stress(uint32_t lacks, uint64_t seed, uint64_t n, uint64_t run);
 
 // One line that says all of a case.
 void feature_text(const struct feature_case *c, char *text, size_t size);

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "bound.h"
 #include "data.h"
 
 // ---- storage types ------------------------------------------------------------------------------
@@ -118,18 +119,18 @@ static void *get(size_t count, size_t bytes)
     return at;
 }
 
-static double *normals(uint64_t *rng, size_t count, int32_t dtype)
+static double *normals(uint64_t *rng, size_t count, int32_t dtype, int32_t exponent)
 {
     double *x = get(count, sizeof *x);
     for (size_t n = 0; n < count; n++)
-        x[n] = dtype_round((double)rng_normal(rng), dtype);
+        x[n] = dtype_round(ldexp((double)rng_normal(rng), exponent), dtype);
     return x;
 }
 
 // Rows of normal numbers in int8, each with its scale.
-static double *int8_rows(uint64_t *rng, size_t rows, size_t dim, double **scales)
+static double *int8_rows(uint64_t *rng, size_t rows, size_t dim, int32_t exponent, double **scales)
 {
-    double *x = normals(rng, rows * dim, CLATTN_DTYPE_F32);
+    double *x = normals(rng, rows * dim, CLATTN_DTYPE_F32, exponent);
     *scales = get(rows, sizeof **scales);
     for (size_t r = 0; r < rows; r++) {
         double most = 0;
@@ -298,13 +299,13 @@ void feature_inputs(const struct feature_case *c, struct feature_data *d)
     uint64_t rng = c->seed;
     memset(d, 0, sizeof *d);
     make_lengths(c, &rng, d);
-    d->q = normals(&rng, rows_q(c) * (size_t)c->dim_qk, c->dtype_q);
+    d->q = normals(&rng, rows_q(c) * (size_t)c->dim_qk, c->dtype_q, c->exp_q);
     if (c->dtype_kv == CLATTN_DTYPE_I8) {
-        d->k = int8_rows(&rng, rows_kv(c), (size_t)c->dim_qk, &d->ks);
-        d->v = int8_rows(&rng, rows_kv(c), (size_t)c->dim_v, &d->vs);
+        d->k = int8_rows(&rng, rows_kv(c), (size_t)c->dim_qk, c->exp_k, &d->ks);
+        d->v = int8_rows(&rng, rows_kv(c), (size_t)c->dim_v, c->exp_v, &d->vs);
     } else {
-        d->k = normals(&rng, rows_kv(c) * (size_t)c->dim_qk, c->dtype_kv);
-        d->v = normals(&rng, rows_kv(c) * (size_t)c->dim_v, c->dtype_kv);
+        d->k = normals(&rng, rows_kv(c) * (size_t)c->dim_qk, c->dtype_kv, c->exp_k);
+        d->v = normals(&rng, rows_kv(c) * (size_t)c->dim_v, c->dtype_kv, c->exp_v);
     }
     for (size_t n = 0; c->input == INPUT_LARGE && n < rows_q(c) * (size_t)c->dim_qk; n++)
         d->q[n] *= 16;
@@ -316,6 +317,9 @@ void feature_inputs(const struct feature_case *c, struct feature_data *d)
     lay_out(c, d);
     d->o = get(rows_q(c) * (size_t)c->dim_v, sizeof *d->o);
     d->lse = get(rows_q(c), sizeof *d->lse);
+    d->bound_o = get(rows_q(c) * (size_t)c->dim_v, sizeof *d->bound_o);
+    d->running_o = get(rows_q(c) * (size_t)c->dim_v, sizeof *d->running_o);
+    d->bound_lse = get(rows_q(c), sizeof *d->bound_lse);
 }
 
 // ---- expectation --------------------------------------------------------------------------------
@@ -344,124 +348,153 @@ static float scale_of(const struct feature_case *c)
     return c->has_scale ? c->scale : (float)(1 / sqrt((double)c->dim_qk));
 }
 
+// The score and, in *error, its bound.
 static double score(const struct feature_case *c, const struct feature_data *d, int32_t b,
-                    int32_t h, int32_t i, int32_t j)
+                    int32_t h, int32_t i, int32_t j, double *error)
 {
     const int32_t g = h / (c->heads_q / c->heads_kv);
     const size_t row = ((size_t)b * (size_t)c->heads_q + (size_t)h) * (size_t)c->len_q + (size_t)i;
     const size_t key = ((size_t)b * (size_t)c->heads_kv + (size_t)g) * (size_t)c->len_kv +
                        (size_t)j;
     const size_t dim = (size_t)c->dim_qk;
+    const double factor = (double)scale_of(c) * (d->ks ? d->ks[key] : 1);
+    struct bound_score s = {.dim = c->dim_qk, .factor = fabs(factor)};
     double x = 0;
-    for (size_t n = 0; n < dim; n++)
-        x += d->q[row * dim + n] * d->k[key * dim + n];
-    x *= (double)scale_of(c) * (d->ks ? d->ks[key] : 1);
-    if (c->has_softcap && c->softcap > 0)
-        x = (double)c->softcap * tanh(x / (double)c->softcap);
+    for (size_t n = 0; n < dim; n++) {
+        const double product = d->q[row * dim + n] * d->k[key * dim + n];
+        x += product;
+        s.walk += product * product + x * x;
+    }
+    s.walk = sqrt(s.walk);
+    x *= factor;
+    if (c->has_softcap && c->softcap > 0) {
+        s.softcap = (double)c->softcap;
+        x = s.softcap * tanh(x / s.softcap);
+    }
+    s.capped = x;
     if (d->alibi) {
         const int32_t off = c->align == CLATTN_ALIGN_TOP_LEFT ? 0 : d->len_kv[b] - d->len_q[b];
+        s.distance = fabs((double)d->alibi[b * c->heads_q + h] * abs(i + off - j));
         x -= (double)d->alibi[b * c->heads_q + h] * abs(i + off - j);
     }
     if (d->bias)
         x += (double)d->bias[row * (size_t)c->len_kv + (size_t)j];
+    s.moved = d->alibi || d->bias;
+    s.x = x;
+    *error = bound_score(&s);
     return x;
 }
 
+// A row of scores and what comes of it.
+struct row {
+    double *x, *error; // [len_kv]
+    double *sum;       // [dim_v]
+    double m, l, sink;
+    bool bad; // a NaN or +infinity among the scores
+};
+
+static void score_row(const struct feature_case *c, const struct feature_data *d, int32_t b,
+                      int32_t h, int32_t i, struct row *r)
+{
+    r->sink = d->sinks ? (double)d->sinks[h] : -(double)INFINITY;
+    r->m = r->sink;
+    r->bad = false;
+    for (int32_t j = 0; j < d->len_kv[b]; j++) {
+        double *x = &r->x[j];
+        *x = -(double)INFINITY;
+        if (feature_sees(c, d, b, h, i, j))
+            *x = score(c, d, b, h, i, j, &r->error[j]);
+        r->bad = r->bad || isnan(*x) || *x == (double)INFINITY;
+        r->m = *x > r->m ? *x : r->m;
+    }
+}
+
+// Value `n` of key j.
+static double value(const struct feature_case *c, const struct feature_data *d, size_t key0,
+                    int32_t j, size_t n)
+{
+    const size_t key = key0 + (size_t)j;
+    return (d->vs ? d->vs[key] : 1) * d->v[key * (size_t)c->dim_v + n];
+}
+
+// The bounds of a row whose weights are p = e^(x - m) / l.
+static void bound_row(const struct feature_case *c, struct feature_data *d, int32_t len,
+                      size_t key0, size_t row, const struct row *r)
+{
+    const bool all_16 = c->dtype_q != CLATTN_DTYPE_F32 && c->dtype_kv == c->dtype_q &&
+                        c->dtype_o == c->dtype_q;
+    const double sink = exp(r->sink - r->m) / r->l;
+    const double of_sink = sink > 0 ? sink * bound_weight(0, r->m - r->sink) : 0;
+    struct bound_row b = {len, of_sink, r->m + log(r->l), log(r->l)};
+    for (int32_t j = 0; j < len; j++) {
+        const double below = r->m - r->x[j], p = exp(-below) / r->l;
+        r->error[j] = p > 0 ? p * bound_weight(r->error[j], below) : 0;
+        r->x[j] = below < (double)INFINITY ? p : -1; // -1: hidden
+        b.weights += r->error[j];
+    }
+    d->bound_lse[row] = bound_lse(&b);
+    for (size_t n = 0; n < (size_t)c->dim_v; n++) {
+        const double o = r->sum[n] / r->l;
+        struct bound_output out = {.len = len, .o = o, .spread = of_sink * fabs(o),
+                                   .weight_roundoff = all_16 ? bound_roundoff(c->dtype_o) : 0};
+        double largest = 0;
+        for (int32_t j = 0; j < len; j++) {
+            const double v = r->x[j] >= 0 ? value(c, d, key0, j, n) : 0;
+            largest = fmax(largest, fabs(v));
+            out.spread += r->error[j] * fabs(v - o);
+            out.mass += r->x[j] * fabs(v);
+        }
+        const double error = bound_output(&out);
+        d->bound_o[row * (size_t)c->dim_v + n] = isfinite(error) ? error : 0;
+        d->running_o[row * (size_t)c->dim_v + n] = isfinite(error) ? bound_running(largest) : 0;
+    }
+}
+
 static void expect_row(const struct feature_case *c, struct feature_data *d, int32_t b, int32_t h,
-                       int32_t i, double *x, double *sum)
+                       int32_t i, struct row *r)
 {
     const int32_t g = h / (c->heads_q / c->heads_kv);
     const size_t row = ((size_t)b * (size_t)c->heads_q + (size_t)h) * (size_t)c->len_q + (size_t)i;
+    const size_t key0 = ((size_t)b * (size_t)c->heads_kv + (size_t)g) * (size_t)c->len_kv;
     const size_t dim = (size_t)c->dim_v;
-    const double sink = d->sinks ? (double)d->sinks[h] : -(double)INFINITY;
-    double m = sink, l = 0;
-    bool bad = false; // a NaN or +infinity among the scores
-    for (int32_t j = 0; j < d->len_kv[b]; j++) {
-        x[j] = feature_sees(c, d, b, h, i, j) ? score(c, d, b, h, i, j) : -(double)INFINITY;
-        bad = bad || isnan(x[j]) || x[j] == (double)INFINITY;
-        m = x[j] > m ? x[j] : m;
-    }
+    score_row(c, d, b, h, i, r);
+    r->l = r->sink != -(double)INFINITY ? exp(r->sink - r->m) : 0;
     for (size_t n = 0; n < dim; n++)
-        sum[n] = 0;
+        r->sum[n] = 0;
     for (int32_t j = 0; j < d->len_kv[b]; j++) {
-        if (x[j] == -(double)INFINITY)
+        if (r->x[j] == -(double)INFINITY)
             continue;
-        const size_t key = ((size_t)b * (size_t)c->heads_kv + (size_t)g) * (size_t)c->len_kv +
-                           (size_t)j;
-        const double p = exp(x[j] - m);
-        l += p;
+        const double p = exp(r->x[j] - r->m);
+        r->l += p;
         for (size_t n = 0; n < dim; n++)
-            sum[n] += p * (d->vs ? d->vs[key] : 1) * d->v[key * dim + n];
+            r->sum[n] += p * value(c, d, key0, j, n);
     }
-    if (sink != -(double)INFINITY)
-        l += exp(sink - m);
+    const bool some = r->l > 0 || isnan(r->l);
     for (size_t n = 0; n < dim; n++)
-        d->o[row * dim + n] = bad ? NAN : l > 0 || isnan(l) ? (float)(sum[n] / l) : 0;
-    d->lse[row] = bad ? NAN : l > 0 || isnan(l) ? (float)(m + log(l)) : -INFINITY;
-}
-
-// ---- tolerance ----------------------------------------------------------------------------------
-
-// Largest norm of the rows that are finite.
-static double max_norm(const double *x, const double *scales, size_t rows, size_t dim)
-{
-    double most = 0;
-    for (size_t r = 0; r < rows; r++) {
-        double sum = 0;
-        for (size_t n = 0; n < dim; n++)
-            sum += x[r * dim + n] * x[r * dim + n];
-        sum = sqrt(sum) * (scales ? scales[r] : 1);
-        if (isfinite(sum))
-            most = fmax(most, sum);
-    }
-    return most;
-}
-
-// A float32 dot product errs by about eps * sum |q k| <= eps * |q| |k|; soft-cap, bias and ALiBi
-// each round once more, by eps of what they make of it. e^x turns an error of the score into the
-// same relative error of a weight, and weights are averaged over V. The rounding of the
-// exponential, of the division and of a sum of len keys, whose errors of either sign grow with the
-// root of their number, adds a few eps whatever the scores are. O of 16 bits is rounded once more,
-// by half a unit of its last place; where all types are of 16 bits, the weights may be rounded too.
-static void tolerate(const struct feature_case *c, struct feature_data *d)
-{
-    static const double half_unit[] = {0, 0x1p-11, 0x1p-8};
-    double size = fabs((double)scale_of(c)) *
-                  max_norm(d->q, NULL, rows_q(c), (size_t)c->dim_qk) *
-                  max_norm(d->k, d->ks, rows_kv(c), (size_t)c->dim_qk);
-    double slope = 0, bias = 0, v_max = 0;
-    for (int32_t n = 0; d->alibi && n < c->batch * c->heads_q; n++)
-        slope = fmax(slope, fabs((double)d->alibi[n]));
-    for (size_t n = 0; d->bias && n < rows_q(c) * (size_t)c->len_kv; n++)
-        if (isfinite(d->bias[n]))
-            bias = fmax(bias, fabs((double)d->bias[n]));
-    for (size_t n = 0; n < rows_kv(c) * (size_t)c->dim_v; n++) {
-        const double v = d->v[n] * (d->vs ? d->vs[n / (size_t)c->dim_v] : 1);
-        if (isfinite(v))
-            v_max = fmax(v_max, fabs(v));
-    }
-    size += bias + slope * (c->len_q + c->len_kv);
-    const double unit = (8 + size + sqrt((double)c->len_kv)) * (double)FLT_EPSILON;
-    const bool all_16 = c->dtype_q != CLATTN_DTYPE_F32 && c->dtype_kv == c->dtype_q &&
-                        c->dtype_o == c->dtype_q;
-    const double rounding = half_unit[c->dtype_o];
-    const double tiny = c->dtype_o == CLATTN_DTYPE_F16 ? 0x1p-25 : 0; // half of a denormal
-    d->tol_o = (struct tolerance){unit * v_max + (all_16 ? rounding * v_max : 0) + tiny,
-                                  4 * (double)FLT_EPSILON + rounding,
-                                  c->input == INPUT_V_PARTLY_NAN};
-    d->tol_lse = (struct tolerance){unit, 4 * (double)FLT_EPSILON, false};
+        d->o[row * dim + n] = r->bad ? NAN : some ? (float)(r->sum[n] / r->l) : 0;
+    d->lse[row] = r->bad ? NAN : some ? (float)(r->m + log(r->l)) : -INFINITY;
+    if (r->l > 0 && !r->bad)
+        bound_row(c, d, d->len_kv[b], key0, row, r);
 }
 
 void feature_expect(const struct feature_case *c, struct feature_data *d)
 {
-    double *x = get((size_t)c->len_kv, sizeof *x), *sum = get((size_t)c->dim_v, sizeof *sum);
+    struct row r = {.x = get((size_t)c->len_kv, sizeof *r.x),
+                    .error = get((size_t)c->len_kv, sizeof *r.error),
+                    .sum = get((size_t)c->dim_v, sizeof *r.sum)};
     for (int32_t b = 0; b < c->batch; b++)
         for (int32_t h = 0; h < c->heads_q; h++)
             for (int32_t i = 0; i < d->len_q[b]; i++)
-                expect_row(c, d, b, h, i, x, sum);
-    free(x);
-    free(sum);
-    tolerate(c, d);
+                expect_row(c, d, b, h, i, &r);
+    free(r.x);
+    free(r.error);
+    free(r.sum);
+    // The expectation is rounded to float, as are outputs of it.
+    d->unit = BOUND_FLOAT;
+    const double rounding = bound_roundoff(c->dtype_o) + BOUND_FLOAT;
+    d->tol_o = (struct tolerance){bound_smallest(c->dtype_o), rounding,
+                                  c->input == INPUT_V_PARTLY_NAN};
+    d->tol_lse = (struct tolerance){0, 2 * BOUND_FLOAT, false};
 }
 
 void feature_data_make(const struct feature_case *c, struct feature_data *d)
@@ -472,8 +505,9 @@ void feature_data_make(const struct feature_case *c, struct feature_data *d)
 
 void feature_data_free(struct feature_data *d)
 {
-    void *const all[] = {d->q,    d->k,     d->v,     d->ks, d->vs, d->mask,
-                         d->bias, d->alibi, d->sinks, d->o,  d->lse};
+    void *const all[] = {d->q,     d->k,     d->v, d->ks,  d->vs,      d->mask,     d->bias,
+                         d->alibi, d->sinks, d->o, d->lse, d->bound_o, d->bound_lse,
+                         d->running_o};
     for (size_t n = 0; n < sizeof all / sizeof *all; n++)
         free(all[n]);
     memset(d, 0, sizeof *d);

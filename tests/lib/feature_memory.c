@@ -460,10 +460,10 @@ static bool rest_is_untouched(const struct feature_case *c, const struct feature
 }
 
 static bool report(const char *what, const float *out, const float *ref, size_t count,
-                   const struct tolerance *tol, double *worst)
+                   const struct tolerance *tol, const double *bound, double unit, double *worst)
 {
     struct compare_report r;
-    const bool ok = compare(out, ref, count, tol, &r);
+    const bool ok = compare_bounded(out, ref, count, tol, bound, unit, &r);
     if (!ok)
         compare_print(what, &r);
     if (worst && count && r.worst_ratio > *worst)
@@ -472,17 +472,19 @@ static bool report(const char *what, const float *out, const float *ref, size_t 
 }
 
 bool feature_memory_check(const struct feature_case *c, const struct feature_data *d,
-                          const struct feature_memory *m, double *worst)
+                          const struct feature_memory *m, double worst[2])
 {
     const size_t rows = (size_t)c->batch * (size_t)c->heads_q * (size_t)c->len_q;
     const size_t count = rows * (size_t)c->dim_v;
     float *o = malloc((count + 1) * sizeof *o), *lse = malloc((rows + 1) * sizeof *lse);
     assert_true(o && lse);
     feature_outputs(c, d, m, o, lse);
-    bool ok = report("O", o, d->o, count, &d->tol_o, worst);
+    bool ok = report("O", o, d->o, count, &d->tol_o, d->bound_o, d->unit, worst);
     ok = rest_is_untouched(c, d, m, PART_O) && ok;
     if (c->lse) {
-        ok = report("LSE", lse, d->lse, rows, &d->tol_lse, worst) && ok;
+        ok = report("LSE", lse, d->lse, rows, &d->tol_lse, d->bound_lse, d->unit,
+                    worst ? worst + 1 : NULL) &&
+             ok;
         ok = rest_is_untouched(c, d, m, PART_LSE) && ok;
     }
     for (int n = 0; n < PART_COUNT; n++)

@@ -52,7 +52,7 @@ void feature_outputs(const struct feature_case *c, const struct feature_data *d,
 // Compares with the expectation. Guards, padding and rows of nobody must be as they were, inputs
 // on the host too. Prints what is wrong.
 bool feature_memory_check(const struct feature_case *c, const struct feature_data *d,
-                          const struct feature_memory *m, double *worst);
+                          const struct feature_memory *m, double worst[2]);
 
 // Whether nothing at all was written to O and LSE.
 bool feature_memory_is_untouched(const struct feature_memory *m);

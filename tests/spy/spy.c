@@ -173,12 +173,14 @@ HANDLE(SPY_KERNEL, cl_kernel, CreateKernel, (cl_program p, const char *name, cl_
        (p, name, error))
 HANDLE(SPY_EVENT, cl_event, CreateUserEvent, (cl_context c, cl_int *error), (c, error))
 
+RETAIN(SPY_DEVICE, cl_device_id, RetainDevice)
 RETAIN(SPY_CONTEXT, cl_context, RetainContext)
 RETAIN(SPY_QUEUE, cl_command_queue, RetainCommandQueue)
 RETAIN(SPY_MEM, cl_mem, RetainMemObject)
 RETAIN(SPY_PROGRAM, cl_program, RetainProgram)
 RETAIN(SPY_EVENT, cl_event, RetainEvent)
 
+RELEASE(SPY_DEVICE, cl_device_id, ReleaseDevice)
 RELEASE(SPY_CONTEXT, cl_context, ReleaseContext)
 RELEASE(SPY_QUEUE, cl_command_queue, ReleaseCommandQueue)
 RELEASE(SPY_MEM, cl_mem, ReleaseMemObject)

@@ -16,9 +16,10 @@
 
 // X(name): every function that can be made to fail. Releasing what one has is not among them.
 #define SPY_FUNCTIONS(X)                                                                           \
-    X(GetPlatformIDs) X(GetPlatformInfo) X(GetDeviceIDs) X(GetDeviceInfo) X(CreateContext)         \
-    X(RetainContext) X(GetContextInfo) X(CreateCommandQueue) X(RetainCommandQueue)                 \
-    X(GetCommandQueueInfo) X(CreateBuffer) X(RetainMemObject) X(GetMemObjectInfo)                  \
+    X(GetPlatformIDs) X(GetPlatformInfo) X(GetDeviceIDs) X(GetDeviceInfo) X(RetainDevice)          \
+    X(CreateContext) X(RetainContext) X(GetContextInfo) X(CreateCommandQueue)                      \
+    X(RetainCommandQueue) X(GetCommandQueueInfo) X(CreateBuffer) X(RetainMemObject)                \
+    X(GetMemObjectInfo)                                                                            \
     X(CreateProgramWithSource) X(CreateProgramWithBinary) X(BuildProgram) X(GetProgramInfo)        \
     X(GetProgramBuildInfo) X(RetainProgram) X(CreateKernel) X(SetKernelArg)                        \
     X(GetKernelWorkGroupInfo) X(EnqueueNDRangeKernel) X(EnqueueReadBuffer) X(EnqueueWriteBuffer)   \
@@ -35,6 +36,7 @@ enum spy_function {
 };
 
 enum spy_object {
+    SPY_DEVICE,
     SPY_CONTEXT,
     SPY_QUEUE,
     SPY_MEM,

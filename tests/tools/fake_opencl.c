@@ -516,6 +516,8 @@ cl_int clSetUserEventStatus(cl_event event, cl_int status)
         (void)object;                                                                              \
         return CL_SUCCESS;                                                                         \
     }
+NOTHING(clRetainDevice, cl_device_id)
+NOTHING(clReleaseDevice, cl_device_id)
 NOTHING(clRetainContext, cl_context)
 NOTHING(clReleaseContext, cl_context)
 NOTHING(clRetainCommandQueue, cl_command_queue)

@@ -228,7 +228,7 @@ int main(int argc, char **argv)
     const struct cla_log log = {0};
     if (argc > 1) {
         char *text = NULL;
-        if (cla_source_expand(NULL, argv[1], &log, &text) != CLATTN_OK) {
+        if (cla_source_expand(NULL, false, argv[1], &log, &text) != CLATTN_OK) {
             fprintf(stderr, "list_variants: %s can't be read\n", argv[1]);
             return 1;
         }

@@ -117,6 +117,13 @@ class Verdicts(unittest.TestCase):
 
 
 class Lists(unittest.TestCase):
+    def test_options_are_numbers(self):
+        said = subprocess.run([LISTER], check=True, capture_output=True, text=True).stdout
+        option = r"(-cl-std=CL1\.2|-w|-D[A-Z_]+(=-?[0-9]+)?)"
+        for line in said.splitlines():
+            options = line.split("\t")[-1]
+            self.assertRegex(options, f"^{option}( {option})+$")
+
     @classmethod
     def setUpClass(cls):
         said = subprocess.run([LISTER], check=True, capture_output=True, text=True).stdout

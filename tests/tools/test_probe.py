@@ -305,6 +305,18 @@ class BadDrivers(ProbeCase):
         self.assertGreater(len(device["plans"][0]["refusals"]), 1)
         self.assertIs(device["plans"][0]["is_fallback"], True)
 
+    def test_tuning_file(self):
+        """What is wrong with it is said of the device, once."""
+        with open(self.path("tiles.txt"), "w", encoding="utf-8") as file:
+            file.write("clattn-tune 1\nnonsense\n")
+        done = self.run_program(
+            PROGRAMS.probe, "--json", "--device=fake", *self.args,
+            env={"FAKE_OPENCL": "", "CLATTN_TUNE": "1", "CLATTN_LOG": "warn",
+                 "CLATTN_TUNE_FILE": self.path("tiles.txt")})
+        messages = json.loads(done.stdout)["devices"][0]["messages"]
+        self.assertEqual(len([m for m in messages if "is ignored: line 2" in m]), 1)
+        self.assertEqual(done.stderr.count("is ignored: line 2"), 1)
+
     def test_no_devices(self):
         for fault, says in (("none", "no platform"), ("empty", "platform Fake (Fakers ")):
             report = self.fake(fault)

@@ -129,13 +129,44 @@ class TuneDevices(Folder):
             with open(self.file, encoding="utf-8") as file:
                 self.assertNotIn("dims 16/16", file.read())
 
+    def test_kernel(self):
+        """Candidates of one shape stand behind the free choice, and only a winner is written."""
+        for device in list(self.vector_devices())[:1]:
+            row, = self.lines(device, "--shape", FEW, "--kernel=group", "--dry-run")
+            kernels = [c["kernel"] for c in row["candidates"]]
+            self.assertEqual((kernels[0], set(kernels[1:])), ("vector", {"group"}))
+            row, = self.lines(device, "--shape", FEW, "--kernel=vector")
+            self.assertEqual("file" in row, row["tile"] is not None)
+            self.assertEqual(os.path.exists(self.file), row["tile"] is not None)
+
+    def test_no_place_for_the_file(self):
+        """Said before anything is measured, once, and no other shape is tried."""
+        plain = self.path("plain")
+        with open(plain, "w", encoding="utf-8"):
+            pass
+        for device in DEVICES[:1]:
+            self.run_bad("--json", "--device", device, "--shape", MANY, "--shape", FEW, "-o",
+                         plain + "/tiles.txt", program=PROGRAMS.tune,
+                         says=["name another file with --output"])
+
+    def test_stopped_table(self):
+        """What was not measured is no row."""
+        for device in DEVICES[:1]:
+            done = self.run_program(PROGRAMS.tune, "--device", device, "--shape", MANY, "-o",
+                                    self.file, "--budget=0.001")
+            rows = [line for line in done.stdout.splitlines() if " items, " in line
+                    or " rows, blocks " in line]
+            self.assertEqual(len(rows), 1)
+            self.assertIn("the planner's choice", rows[0])
+
     def test_broken_file(self):
         for device in DEVICES[:1]:
-            for text, says in (("clattn-tune 1\nnonsense\n", "line 2"), ("", "empty")):
+            for text, says in (("clattn-tune 1\nnonsense\n", "line 2"), ("\n", "line 1")):
                 with open(self.file, "w", encoding="utf-8") as file:
                     file.write(text)
-                self.run_bad("--json", "--device", device, "--shape", FEW, "-o", self.file,
-                             program=PROGRAMS.tune, says=["tuning file", says])
+                for again in ((), ("--again",)):
+                    self.run_bad("--json", "--device", device, "--shape", FEW, "-o", self.file,
+                                 *again, program=PROGRAMS.tune, says=["tuning file", says])
             self.run_bad("--json", "--device", device, "--shape", FEW, "-o", self.dir + "/",
                          program=PROGRAMS.tune, says=["ends with a slash"])
             self.run_bad("--json", "--device", device, "-o", "x" * 1100, program=PROGRAMS.tune,

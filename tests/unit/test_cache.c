@@ -469,14 +469,17 @@ static void damaged_files_are_removed(void **state)
     (void)state;
     char text[64];
     struct cla_cache *cache = open_with("d", 0);
-    void (*const damage[])(const char *) = {flip_last, cut_short, make_empty};
-    for (int i = 0; i < 3; i++) {
+    void (*const damage[])(const char *) = {flip_last, cut_short};
+    for (int i = 0; i < 2; i++) {
         put(cache, &some_key, "some binary that is longer than twenty bytes");
         walk(damage[i]);
         assert_int_equal(get(cache, &some_key, text, sizeof text), CLA_CACHE_DAMAGED);
         assert_int_equal(walk(NULL), 0);
         assert_int_equal(get(cache, &some_key, text, sizeof text), CLA_CACHE_MISS);
     }
+    put(cache, &some_key, "binary");
+    walk(make_empty); // as a crash of the system can leave it: as if it were not there
+    assert_int_equal(get(cache, &some_key, text, sizeof text), CLA_CACHE_MISS);
     put(cache, &some_key, "binary");
     walk(let_others_write);
     assert_int_equal(get(cache, &some_key, text, sizeof text), CLA_CACHE_REFUSED);
@@ -485,11 +488,74 @@ static void damaged_files_are_removed(void **state)
     cla_cache_close(&cache);
 }
 
+// Puts `size` bytes of `data` where the file was.
+static void put_bytes(const char *path, const unsigned char *data, size_t size)
+{
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, size, file), size);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(chmod(path, 0600), 0);
+}
+
 static char of_other_key[400];
 
 static void remember(const char *path)
 {
     strcpy(of_other_key, path);
+}
+
+// Every length and every byte, through the folder.
+static void no_damage_is_believed(void **state)
+{
+    (void)state;
+    char text[64], path[400];
+    unsigned char data[512];
+    struct cla_cache *cache = open_with("d", 0);
+    put(cache, &some_key, "some binary");
+    walk(remember);
+    strcpy(path, of_other_key);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    const size_t size = fread(data, 1, sizeof data, file);
+    fclose(file);
+    assert_in_range(size, CLA_CACHE_HEAD + CLA_CACHE_TAIL + 11, sizeof data - 1);
+    for (size_t n = 0; n < size; n++) {
+        put_bytes(path, data, n);
+        assert_int_equal(get(cache, &some_key, text, sizeof text),
+                         n ? CLA_CACHE_DAMAGED : CLA_CACHE_MISS);
+        data[n] ^= (unsigned char)(1 + n % 255);
+        put_bytes(path, data, size);
+        assert_int_equal(get(cache, &some_key, text, sizeof text), CLA_CACHE_DAMAGED);
+        assert_int_equal(walk(NULL), 0);
+        data[n] ^= (unsigned char)(1 + n % 255);
+    }
+    put_bytes(path, data, size);
+    assert_int_equal(get(cache, &some_key, text, sizeof text), CLA_CACHE_HIT);
+    assert_string_equal(text, "some binary");
+    cla_cache_close(&cache);
+}
+
+static void check_name(const char *path)
+{
+    const char *name = strrchr(path, '/') + 1;
+    assert_int_equal(strspn(name, "0123456789abcdef"), 16);
+    assert_string_equal(name + 16, ".clattn");
+}
+
+// Whatever is kept: sixteen digits and the ending.
+static void names_are_digits(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"", "../../x", "/etc/passwd", "a\nb", "%s%n", "\xff\xfe"};
+    for (int i = 0; i < 6; i++)
+        for (int n = 0; n < 6; n++) {
+            struct cla_cache *cache = open_with(texts[n], 0);
+            const struct cla_cache_key key = {texts[i], texts[5 - i], texts[n]};
+            put(cache, &key, "x");
+            cla_cache_close(&cache);
+        }
+    assert_int_equal(walk(check_name), 36);
 }
 
 // As if two keys had the same hash: the file's name says that it is the one, its key does not.
@@ -604,6 +670,8 @@ int main(void)
         TEST(switches_and_folders),
         TEST(the_bound_comes_from_the_environment),
         TEST(damaged_files_are_removed),
+        TEST(no_damage_is_believed),
+        TEST(names_are_digits),
         TEST(a_collision_gives_no_wrong_program),
         TEST(the_bound_holds),
         TEST(two_processes_share_a_folder),

@@ -12,6 +12,7 @@
 
 #include "ocl/device.h"
 #include "ocl/error.h"
+#include "ocl/program.h"
 #include "record_log.h"
 
 static struct record record;
@@ -494,9 +495,82 @@ static void odd_facts_are_understood(void **state)
     assert_int_equal(record.count[CLATTN_LOG_ERROR], 1);
 }
 
+static cl_int CL_API_CALL boasting_info(cl_device_id device, cl_device_info name, size_t size,
+                                        void *value, size_t *got)
+{
+    if (name != 0x4108) // CL_DEVICE_SUB_GROUP_SIZES_INTEL
+        return fake_device_info(device, name, size, value, got);
+    if (value) {
+        memset(value, 0, size);
+        *(size_t *)value = 16;
+    }
+    if (got)
+        *got = (size_t)1 << 30;
+    return CL_SUCCESS;
+}
+
+static const struct fact boasting_facts[] = {
+    VALUE(CL_DEVICE_TYPE, cl_device_type, CL_DEVICE_TYPE_GPU),
+    TEXT(CL_DEVICE_VERSION, "OpenCL 2.1 x"),
+    TEXT(CL_DEVICE_EXTENSIONS, "cl_khr_subgroups cl_intel_required_subgroup_size"),
+    END,
+};
+
+// More sizes than there was room for: what lies behind the room is not looked at.
+static void a_boasting_driver(void **state)
+{
+    (void)state;
+    static const struct fake_device device = {boasting_facts};
+    static const struct fake_platform platform = {"P", CL_SUCCESS, NULL, 0};
+    struct cla_cl boasting = fake_cl;
+    struct cla_caps caps;
+    boasting.GetDeviceInfo = boasting_info;
+    fake_driver(&platform, 1, CL_SUCCESS);
+    assert_int_equal(cla_cl_device_caps(&boasting, &record.log, (cl_device_id)(uintptr_t)&device,
+                                        &caps), CLATTN_OK);
+    assert_int_equal(caps.subgroup_size, 16);
+}
+
+// ---- options of programs -----------------------------------------------------------------------
+
+static void options_are_numbers(void **state)
+{
+    (void)state;
+    static const char *const good[] = {
+        "", "-w", "-cl-std=CL1.2", "-cl-std=CL1.2 -w -DDIM_QK=64 -DHAS_PREFETCH", "-DX=-1",
+        "-DX=0 -DY=1234567890123456789", "-DX",
+    };
+    static const char *const bad[] = {
+        "-I/etc", "-cl-std=CL2.0", "-cl-std=CL1.2x", "-wx", "-DX=", "-DX=-", "-DX=1.5", "-DX=a",
+        "-DX=1;rm", "-Dx=1", "-D", "-D=1", "-D X=1", "-DX=1\t-w", "-DX=1\n", "-DX=\"a\"",
+        "-DX=(1)", "-DX=12345678901234567890", "-include x", "x", " -w x", "-w -", "-DX=1-w",
+        "-DF(x)=1", "-DX=0x10",
+    };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        if (!cla_programs_takes(good[i]))
+            fail_msg("refused: %s", good[i]);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (cla_programs_takes(bad[i]))
+            fail_msg("taken: %s", bad[i]);
+    // Nothing reaches a driver: this table of functions is empty.
+    static const struct cla_cl none;
+    struct cla_programs *programs = NULL;
+    cl_program program = NULL;
+    record_start(&record, CLATTN_LOG_DEBUG);
+    assert_int_equal(cla_programs_create(&none, NULL, NULL, NULL, &record.log, &programs),
+                     CLATTN_OK);
+    assert_int_equal(cla_programs_get(programs, "x.cl", "text", "-DX=1 -I/etc", CLATTN_LOG_ERROR,
+                                      &program), CLATTN_ERR_INTERNAL);
+    assert_null(program);
+    assert_non_null(strstr(record.text, "x.cl: options that are no numbers: -DX=1 -I/etc"));
+    assert_true(cla_programs_build_count(programs) == 0);
+    cla_programs_destroy(&programs);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_are_numbers),
         cmocka_unit_test(error_names),
         cmocka_unit_test(error_status),
         cmocka_unit_test(loader_is_missing),
@@ -508,6 +582,7 @@ int main(void)
         cmocka_unit_test(facts_of_a_gpu),
         cmocka_unit_test(unknown_facts_are_zero),
         cmocka_unit_test(odd_facts_are_understood),
+        cmocka_unit_test(a_boasting_driver),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

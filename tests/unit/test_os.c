@@ -10,14 +10,20 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include <cmocka.h>
 
@@ -124,6 +130,44 @@ static void library_is_missing(void **state)
     assert_null(cla_os_lib_open("libcla_missing.so.9", tiny, 5));
     assert_int_equal(strlen(tiny), 4);
     assert_int_equal(tiny[5], 'x');
+}
+
+// Copies a file into the folder; false where that fails.
+static bool copy_file(const char *from, const char *to, mode_t mode)
+{
+    size_t size = 0;
+    char *data = cla_os_read_file(from, &size);
+    FILE *file = fopen(to, "wb");
+    bool good = data && file && fwrite(data, 1, size, file) == size;
+    if (file)
+        good = fclose(file) == 0 && good;
+    free(data);
+    return good && chmod(to, mode) == 0;
+}
+
+static void library_of_the_current_folder(void **state)
+{
+    (void)state;
+    static const char name[] = "libcla_current_folder.so", here[] = "./libcla_current_folder.so";
+    char folder[] = P_tmpdir "/cla_os_XXXXXX", before[4096], path[4096];
+    const char *search = getenv("LD_LIBRARY_PATH");
+    if (search && search[0] != '/')
+        skip(); // the environment names the current folder
+    void *lib = cla_os_lib_open("libm.so.6", NULL, 0);
+    assert_non_null(lib);
+    assert_true(cla_os_path_of(cla_os_lib_symbol(lib, "cosf"), path, sizeof path));
+    assert_non_null(getcwd(before, sizeof before));
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(chdir(folder), 0);
+    assert_true(copy_file(path, name, 0755));
+    void *found = cla_os_lib_open(name, NULL, 0), *asked = cla_os_lib_open(here, NULL, 0);
+    unlink(name);
+    assert_int_equal(chdir(before), 0);
+    rmdir(folder);
+    assert_null(found);
+    assert_non_null(asked); // it could have been opened
+    cla_os_lib_close(asked);
+    cla_os_lib_close(lib);
 }
 
 static const char marker = 0;
@@ -383,6 +427,66 @@ static void note_signals(void *arg)
     pthread_sigmask(SIG_SETMASK, NULL, arg);
 }
 
+// ---- a program with more rights than its user's ------------------------------------------------
+
+enum { CANNOT = 77 };
+static const char variable[] = "CLATTN_TEST_SECURE";
+
+// What the copy of this program does that belongs to root and is run by somebody else.
+static int as_privileged(void)
+{
+#if defined(__linux__)
+    if (!getauxval(AT_SECURE))
+        return CANNOT; // the file system does not grant it
+    if (!getenv(variable))
+        return 1; // nothing to ignore
+    return cla_os_env(variable) ? 2 : 0;
+#else
+    return CANNOT;
+#endif
+}
+
+static int run_privileged(const char *program)
+{
+    int status = -1;
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (setgid(65534) != 0 || setuid(65534) != 0 || setenv(variable, "seen", 1) != 0)
+            _exit(CANNOT);
+        execl(program, program, "privileged", (char *)NULL);
+        _exit(CANNOT);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+static void privileged_programs_ignore_the_environment(void **state)
+{
+    (void)state;
+#ifdef SANITIZED
+    skip();
+#endif
+    if (geteuid() != 0)
+        skip();
+    char folder[] = P_tmpdir "/cla_os_XXXXXX", program[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(program, sizeof program, "%s/test_os", folder);
+    assert_int_equal(chmod(folder, 0755), 0);
+    const bool copied = copy_file("/proc/self/exe", program, 04755);
+    const int status = copied ? run_privileged(program) : -1;
+    unlink(program);
+    rmdir(folder);
+    assert_true(copied);
+    if (status == CANNOT)
+        skip();
+    assert_int_equal(status, 0);
+    setenv(variable, "seen", 1); // this program's own rights are its user's
+    assert_string_equal(cla_os_env(variable), "seen");
+    unsetenv(variable);
+}
+
 static void worker_leaves_signals_to_the_program(void **state)
 {
     (void)state;
@@ -401,16 +505,20 @@ static void worker_leaves_signals_to_the_program(void **state)
         assert_int_equal(sigismember(&before, s), sigismember(&after, s));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 2 && strcmp(argv[1], "privileged") == 0)
+        return as_privileged();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(worker_without_thread),
         cmocka_unit_test(library_opens),
         cmocka_unit_test(library_of_the_program),
         cmocka_unit_test(library_is_missing),
+        cmocka_unit_test(library_of_the_current_folder),
         cmocka_unit_test(path_of_this_program),
         cmocka_unit_test(file_comes_back_whole),
         cmocka_unit_test(environment),
+        cmocka_unit_test(privileged_programs_ignore_the_environment),
         cmocka_unit_test(time_goes_on),
         cmocka_unit_test(mutex_excludes),
         cmocka_unit_test(worker_keeps_order),

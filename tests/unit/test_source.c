@@ -68,7 +68,7 @@ static int remove_folders(void **state)
 static void expect_text(const char *dir, const char *name, const char *expected)
 {
     char *text = NULL;
-    assert_int_equal(cla_source_expand(dir, name, &record.log, &text), CLATTN_OK);
+    assert_int_equal(cla_source_expand(dir, false, name, &record.log, &text), CLATTN_OK);
     assert_string_equal(text, expected);
     assert_int_equal(record.count[CLATTN_LOG_ERROR], 0);
     free(text);
@@ -79,7 +79,7 @@ static void expect_refused(const char *dir, const char *name, const char *part)
 {
     char *text = (char *)"not touched";
     record_start(&record, CLATTN_LOG_DEBUG);
-    assert_int_equal(cla_source_expand(dir, name, &record.log, &text), CLATTN_ERR_FILE);
+    assert_int_equal(cla_source_expand(dir, false, name, &record.log, &text), CLATTN_ERR_FILE);
     assert_null(text);
     assert_int_equal(record.count[CLATTN_LOG_ERROR], 1);
     if (!strstr(record.text, part))
@@ -147,15 +147,15 @@ static void only_plain_names(void **state)
     (void)state;
     static const char *const names[] = {
         "../up.cl", "..",      "sub/x.cl", "/etc/passwd", "a\\b.cl", "c:x.cl",
-        "x..cl",    ".hidden", "a b.cl",   "a%n.cl",      "",        "a\nb.cl",
+        "x..cl",    ".hidden", "a b.cl",   "a%n.cl",      "",        "a\nb.cl", "a\"b.cl",
     };
     put(folders.b, "up.cl", "found\n");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         expect_refused(folders.a, names[i], "plain");
         char text[128];
         snprintf(text, sizeof text, "\n#include \"%s\"\n", names[i]);
-        if (strchr(names[i], '\n'))
-            continue; // not an include any more
+        if (strpbrk(names[i], "\n\""))
+            continue; // not an include any more, or of another name
         put(folders.a, "top.cl", text);
         expect_refused(folders.a, "top.cl", "top.cl:2: ");
         expect_refused(folders.a, "top.cl", "plain");
@@ -231,7 +231,7 @@ static void number_of_files_is_bounded(void **state)
     put(folders.a, "f64.clh", "end\n");
     expect_refused(folders.a, "f0.clh", "64 files");
     char *out = NULL;
-    assert_int_equal(cla_source_expand(folders.a, "f1.clh", &record.log, &out), CLATTN_OK);
+    assert_int_equal(cla_source_expand(folders.a, false, "f1.clh", &record.log, &out), CLATTN_OK);
     assert_non_null(strstr(out, "end\n"));
     free(out);
 }
@@ -245,7 +245,8 @@ static void embedded_copy_is_the_last_resort(void **state)
         const struct cla_embedded_file *f = &cla_embedded_files[i];
         assert_int_equal(strlen(f->text), f->size);
         char *text = NULL;
-        assert_int_equal(cla_source_expand(folders.a, f->name, &record.log, &text), CLATTN_OK);
+        assert_int_equal(cla_source_expand(folders.a, false, f->name, &record.log, &text),
+                         CLATTN_OK);
         char first[128];
         snprintf(first, sizeof first, "#line 1 \"%s\"\n", f->name);
         assert_memory_equal(text, first, strlen(first));
@@ -258,6 +259,25 @@ static void embedded_copy_is_the_last_resort(void **state)
     }
     assert_true(found_abi);
     assert_int_equal(record_total(&record), 0);
+}
+
+// Whatever lies in folders, and however they are named.
+static void embedded_copy_alone(void **state)
+{
+    (void)state;
+    put(folders.a, "abi.h", "no text of ours\n");
+    put(folders.b, "abi.h", "no text of ours\n");
+    put(folders.a, "other.cl", "other\n");
+    setenv("CLATTN_KERNEL_DIR", folders.b, 1);
+    char *text = NULL, *refused = NULL;
+    record_start(&record, CLATTN_LOG_DEBUG);
+    assert_int_equal(cla_source_expand(folders.a, true, "abi.h", &record.log, &text), CLATTN_OK);
+    assert_null(strstr(text, "no text of ours"));
+    assert_string_equal(record.text, "abi.h read from the embedded copy\n");
+    free(text);
+    assert_int_equal(cla_source_expand(folders.a, true, "other.cl", &record.log, &refused),
+                     CLATTN_ERR_FILE);
+    assert_non_null(strstr(record.text, "tried the embedded copy\n"));
 }
 
 static void long_files(void **state)
@@ -293,6 +313,7 @@ int main(void)
         TEST(zero_bytes_are_refused),
         TEST(number_of_files_is_bounded),
         TEST(embedded_copy_is_the_last_resort),
+        TEST(embedded_copy_alone),
         TEST(long_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,6 +13,7 @@
 #include "abi.h"
 #include "plan.h"
 #include "planner_devices.h"
+#include "ref/ref.h"
 #include "tile_check.h"
 #include "tune.h"
 
@@ -411,6 +412,39 @@ static void test_tuned_comes_first(void **state)
     t = parsed(HEAD KEY "planner\n" KEY TILE);
     assert_int_equal(rank(&p, gpu, &t)->tile.tile_q, 64);
     cla_tune_free(&t);
+    // Behind a row that the device cannot have, or of another shape, the next one counts.
+    t = parsed(HEAD KEY "tile group tile_q 33 tile_k 32 items_q 16 items_k 8 chunk_d 64 ratio 2\n"
+               KEY "tile vector tile_q 8 tile_k 64 width 8 vecs_q 1 block_k 4 block_d 4 ratio 3\n"
+               KEY TILE);
+    p.kernel = CLATTN_KERNEL_GROUP;
+    assert_int_equal(rank(&p, gpu, &t)->tile.tile_q, 32);
+    assert_true(refused_with("33 rows"));
+    cla_tune_free(&t);
+}
+
+// Where nothing was measured, plans are what they are without a file, to the last choice.
+static void test_nothing_measured(void **state)
+{
+    (void)state;
+    static const int32_t dims[] = {1, 16, 64, 128, 320, 576}, algos[] = {
+        CLATTN_ALGO_AUTO, CLATTN_ALGO_FUSED, CLATTN_ALGO_SPLIT_KV, CLATTN_ALGO_TWO_LOOP};
+    const struct cla_tune nothing = {.rows = 0};
+    static struct cla_ranking without;
+    for (int d = 0; d < DEV_COUNT; d++)
+        for (size_t k = 0; k < sizeof dims / sizeof *dims; k++)
+            for (size_t n = 0; n < sizeof algos / sizeof *algos; n++)
+                for (int kernel = 0; kernel <= CLATTN_KERNEL_SUBGROUP; kernel++)
+                    for (int subgroups = 0; subgroups < 2; subgroups++) {
+                        struct cla_problem p = problem_of(dims[k], 1, 16384, 0);
+                        struct cla_caps caps = planner_devices[d];
+                        p.algo = algos[n];
+                        p.kernel = kernel;
+                        caps.subgroups = subgroups ? CLA_SUBGROUPS_REQUIRED : caps.subgroups;
+                        rank(&p, &caps, NULL);
+                        without = ranking;
+                        rank(&p, &caps, &nothing);
+                        assert_memory_equal(&ranking, &without, sizeof ranking);
+                    }
 }
 
 static const struct {
@@ -475,6 +509,70 @@ static void test_illegal_rows(void **state)
     cla_tune_free(&t);
 }
 
+// The arrays of a vector tile have to fit the stack of a driver's thread.
+static void test_private_memory(void **state)
+{
+    (void)state;
+    static const struct {
+        clattn_tile tile;
+        int32_t algo, dtype_kv;
+        bool paged, fits;
+    } row[] = {
+        {{CLATTN_KERNEL_VECTOR, 256, 512, 0, 0, 0, 16, 16, 8, 8, {0}}, CLATTN_ALGO_FUSED,
+         CLATTN_DTYPE_F16, false, false},
+        {{CLATTN_KERNEL_VECTOR, 256, 16, 0, 0, 0, 16, 16, 8, 8, {0}}, CLATTN_ALGO_FUSED,
+         CLATTN_DTYPE_F32, false, false},
+        {{CLATTN_KERNEL_VECTOR, 16, 512, 0, 0, 0, 16, 1, 8, 8, {0}}, CLATTN_ALGO_FUSED,
+         CLATTN_DTYPE_F32, false, true},
+        {{CLATTN_KERNEL_VECTOR, 16, 512, 0, 0, 0, 16, 1, 8, 8, {0}}, CLATTN_ALGO_FUSED,
+         CLATTN_DTYPE_F16, false, false},
+        {{CLATTN_KERNEL_VECTOR, 1, 512, 0, 0, 0, 8, 0, 0, 0, {0}}, CLATTN_ALGO_SPLIT_KV,
+         CLATTN_DTYPE_F16, false, true},
+        {{CLATTN_KERNEL_VECTOR, 1, 512, 0, 0, 0, 8, 0, 0, 0, {0}}, CLATTN_ALGO_SPLIT_KV,
+         CLATTN_DTYPE_F16, true, false},
+    };
+    struct cla_tile tile;
+    char why[160] = "";
+    for (size_t n = 0; n < sizeof row / sizeof *row; n++) {
+        struct cla_problem p = problem_of(576, 4096, 4096, 0);
+        p.algo = row[n].algo;
+        p.dtype_kv = row[n].dtype_kv;
+        p.paged = row[n].paged;
+        const bool fits = cla_tile_check(&p, &planner_devices[DEV_INTEL_CPU], &row[n].tile, &tile,
+                                         why, sizeof why);
+        if (fits != row[n].fits || (!fits && !strstr(why, "bytes of private memory")))
+            fail_msg("tile %zu: %s", n, fits ? "fits" : why);
+    }
+}
+
+// Whatever the planner chooses passes as a tile that somebody names, with every feature.
+static void test_planned_tiles_pass(void **state)
+{
+    (void)state;
+    static const int32_t algos[] = {CLATTN_ALGO_FUSED, CLATTN_ALGO_SPLIT_KV,
+                                    CLATTN_ALGO_TWO_LOOP, CLATTN_ALGO_FUSED_KV_OUTER};
+    for (int d = 0; d < DEV_COUNT; d++)
+        for (int32_t n = 0; n < 64 * 9 * 9; n++) {
+            const int32_t dim = n % 9 ? n % 9 * 72 : 1, dim_v = n / 9 % 9 ? n / 9 % 9 * 72 : 1;
+            const int32_t bits = n / 81;
+            struct cla_problem p = problem_of(dim, bits & 16 ? 4096 : 3, 16384, 0);
+            p.dim_v = dim_v == 576 ? 561 : dim_v; // so many that the last vectors are partly empty
+            p.algo = algos[bits & 3];
+            p.dtype_kv = bits & 4 ? CLATTN_DTYPE_F16 : CLATTN_DTYPE_F32;
+            p.paged = bits & 8;
+            p.bias = bits & 32;
+            rank(&p, &planner_devices[d], NULL);
+            for (int i = 0; i < ranking.count; i++) {
+                const clattn_tile own = cla_tile_named(&ranking.choice[i].tile);
+                struct cla_tile t;
+                char why[160] = "";
+                if (!cla_tile_check(&p, &planner_devices[d], &own, &t, why, sizeof why))
+                    fail_msg("%s, dims %d/%d: %s", planner_devices[d].name, p.dim_qk, p.dim_v,
+                             why);
+            }
+        }
+}
+
 static void test_forced_tile(void **state)
 {
     (void)state;
@@ -495,6 +593,52 @@ static void test_forced_tile(void **state)
     assert_null(rank(&p, &(struct cla_caps){.type = CLA_DEVICE_BUILTIN}, &t));
     assert_true(refused_with("built-in CPU path"));
     cla_tune_free(&t);
+}
+
+// ---- trials ------------------------------------------------------------------------------------
+
+static int32_t trial_rows, spoilt_row; // what the trial asked for, and which of them is wrong
+
+// An algorithm that is right in all rows but one.
+static clattn_status run_spoilt(clattn_context *ctx, const struct cla_problem *p,
+                                const struct cla_prepared *prepared, const struct cla_call *call)
+{
+    const struct cla_host_mem mem = {.q = call->q.buf.ptr, .k = call->k.buf.ptr,
+                                     .v = call->v.buf.ptr, .o = call->o.buf.ptr};
+    (void)ctx;
+    (void)prepared;
+    const clattn_status st = cla_ref_forward(p, call, &mem);
+    trial_rows = call->len_q * p->group;
+    if (spoilt_row < trial_rows)
+        ((float *)mem.o)[spoilt_row * p->dim_v] += 1.0f;
+    return st;
+}
+
+// Of a tile that somebody names every row is tried, unless that is too much work.
+static void test_trial(void **state)
+{
+    (void)state;
+    static const struct {
+        bool named;
+        int32_t dim, tile_q, tile_k, group, rows;
+    } row[] = {{false, 64, 24, 64, 1, 5},   {true, 64, 24, 64, 1, 27}, {true, 64, 24, 64, 2, 28},
+               {true, 64, 1, 32, 1, 5},     {true, 64, 1, 32, 3, 15},  {true, 64, 256, 64, 3, 261},
+               {true, 576, 512, 512, 1, 6}, {true, 576, 64, 512, 3, 15}};
+    const struct cla_algo algo = {.run = run_spoilt};
+    static clattn_context ctx;
+    for (size_t n = 0; n < sizeof row / sizeof *row; n++) {
+        const struct cla_tile tile = {.kernel = CLATTN_KERNEL_VECTOR, .tile_q = row[n].tile_q,
+                                      .tile_k = row[n].tile_k, .named = row[n].named};
+        struct cla_problem p = problem_of(row[n].dim, 4096, 4096, CLATTN_FEATURE_CAUSAL);
+        char why[192] = "";
+        p.group = row[n].group;
+        spoilt_row = row[n].rows; // none
+        assert_int_equal(cla_trial(&ctx, &p, &algo, NULL, &tile, why, sizeof why), CLATTN_OK);
+        assert_int_equal(trial_rows, row[n].rows);
+        spoilt_row = row[n].rows - 1;
+        assert_int_equal(cla_trial(&ctx, &p, &algo, NULL, &tile, why, sizeof why),
+                         CLATTN_ERR_SELF_TEST);
+    }
 }
 
 // ---- neighbours --------------------------------------------------------------------------------
@@ -552,8 +696,12 @@ int main(void)
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_builtin_table),
         cmocka_unit_test(test_tuned_comes_first),
+        cmocka_unit_test(test_nothing_measured),
         cmocka_unit_test(test_illegal_rows),
+        cmocka_unit_test(test_private_memory),
+        cmocka_unit_test(test_planned_tiles_pass),
         cmocka_unit_test(test_forced_tile),
+        cmocka_unit_test(test_trial),
         cmocka_unit_test(test_neighbours),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

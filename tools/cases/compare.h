@@ -37,6 +37,10 @@ struct compare_report {
 bool compare(const float *out, const float *ref, size_t count, const struct tolerance *tol,
              struct compare_report *report);
 
+// The same, with bound[n] * unit more for element n, which may take it over the largest number.
+bool compare_bounded(const float *out, const float *ref, size_t count, const struct tolerance *tol,
+                     const double *bound, double unit, struct compare_report *report);
+
 // The figures of a report in one line. `what` says which output it is.
 void compare_text(const char *what, const struct compare_report *report, char *text, size_t size);
 

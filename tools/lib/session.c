@@ -44,9 +44,6 @@ clattn_status tool_session_open(struct tool_session *s, const char *selector, in
         s->device.struct_size = sizeof s->device;
         st = clattn_context_get_device_info(s->ctx, &s->device);
     }
-    // What was wrong with devices that were passed over says nothing about later failures.
-    if (st == CLATTN_OK)
-        tool_log_clear(&s->log);
     return st;
 }
 

@@ -32,7 +32,8 @@ struct tool_session {
 void tool_session_init(struct tool_session *s);
 
 // Opens the device that `selector` names (NULL = the library's own choice). Does not print; what
-// went wrong is in the log.
+// went wrong is in the log, also with devices that were passed over, which says nothing about later
+// failures: clear it where no message of opening is wanted.
 clattn_status tool_session_open(struct tool_session *s, const char *selector, int32_t threads,
                                 uint32_t flags);
 void tool_session_close(struct tool_session *s);

@@ -78,7 +78,7 @@ void probe_task_device(const struct probe_options *opt, const char *selector, in
 // "drivers=STEP": loads the n-th driver library of probe_drivers() and those behind it.
 void probe_task_drivers(const struct probe_options *opt, int first);
 
-// What the library logged, as an array; the log is empty then.
+// What the library logged, as an array.
 json_t *probe_messages(struct tool_log *log);
 
 // ---- self-test (cases.c) ------------------------------------------------------------------------

@@ -67,7 +67,8 @@ static void task_select(const struct probe_options *opt)
     s.log.quiet = true;
     s.opencl_library = opt->library;
     probe_stage(0, "opening the device that --device names");
-    clattn_status st = tool_session_open(&s, opt->device, 0, CLATTN_CONTEXT_NO_SELF_TEST);
+    clattn_status st = tool_session_open(
+        &s, opt->device, 0, CLATTN_CONTEXT_NO_SELF_TEST | CLATTN_CONTEXT_NO_TUNING);
     if (st == CLATTN_OK) {
         probe_put("index", json_integer(s.device.index));
     } else {
@@ -245,18 +246,20 @@ static bool open_device(struct tool_session *s, const char *selector, bool repor
         flags | CLATTN_CONTEXT_NO_SELF_TEST | (builtin ? CLATTN_CONTEXT_NO_OPENCL : 0u));
     if (st == CLATTN_OK && builtin)
         s->device.index = -1; // no device was counted
+    json_t *said = report ? probe_messages(&s->log) : NULL;
+    tool_log_clear(&s->log); // it is no message of a kernel or a plan
     if (!report)
         return st == CLATTN_OK;
     if (st == CLATTN_OK)
         probe_merge(tool_json_device(&s->device));
-    json_t *said = probe_messages(&s->log);
     if (st == CLATTN_OK && !builtin) {
         probe_stage(PROBE_STEP_OPEN, "compiling and running the small self-test kernel");
         tool_session_init(&tested);
         tested.log.quiet = true;
         tested.log.keep = CLATTN_LOG_WARN;
         tested.opencl_library = s->opencl_library;
-        st = tool_session_open(&tested, selector, 0, flags);
+        // The tuning file was read already, and what is wrong with it said.
+        st = tool_session_open(&tested, selector, 0, flags | CLATTN_CONTEXT_NO_TUNING);
         json_t *more = probe_messages(&tested.log);
         json_array_extend(said, more);
         json_decref(more);

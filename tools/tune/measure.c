@@ -30,28 +30,44 @@ static clattn_status resolve(struct tool_session *s, struct tool_problem *p)
     return st;
 }
 
-clattn_status tune_list(struct tool_session *s, struct tune_item *item)
+// At most TUNE_TILES_MAX tiles of a kernel shape, the one that the planner prefers first.
+static clattn_status list_kernel(struct tool_session *s, const struct tool_problem *p, int kernel,
+                                 clattn_tile tile[TUNE_TILES_MAX], int32_t *count)
 {
     clattn_attention_desc desc;
-    clattn_tile tile[TUNE_TILES_MAX];
+
+    tool_desc_init(p, &desc);
+    desc.kernel = kernel;
+    clattn_status st = clattn_attention_list_tiles(s->ctx, &desc, tile, TUNE_TILES_MAX, count);
+    if (*count > TUNE_TILES_MAX)
+        *count = TUNE_TILES_MAX;
+    return st == CLATTN_OK && *count == 0 ? CLATTN_ERR_UNSUPPORTED : st;
+}
+
+clattn_status tune_list(struct tool_session *s, int kernel, struct tune_item *item)
+{
+    clattn_tile first[TUNE_TILES_MAX], asked[TUNE_TILES_MAX], *tile = first;
     int32_t count = 0;
     clattn_status st = item->p.algo == CLATTN_ALGO_AUTO ? resolve(s, &item->p) : CLATTN_OK;
 
     item->winner = -1;
     item->ratio = 1;
-    tool_desc_init(&item->p, &desc);
     if (st == CLATTN_OK)
-        st = clattn_attention_list_tiles(s->ctx, &desc, tile, TUNE_TILES_MAX, &count);
-    if (st == CLATTN_OK && count == 0)
-        st = CLATTN_ERR_UNSUPPORTED;
+        st = list_kernel(s, &item->p, CLATTN_KERNEL_AUTO, first, &count);
+    if (st == CLATTN_OK && kernel && first[0].kernel != kernel) {
+        st = list_kernel(s, &item->p, kernel, asked, &count);
+        tile = asked;
+    }
     if (st != CLATTN_OK)
         return st;
-    item->tiles = count < TUNE_TILES_MAX ? count : TUNE_TILES_MAX;
-    item->tile = calloc((size_t)item->tiles, sizeof *item->tile);
+    item->tile = calloc((size_t)count + 1, sizeof *item->tile);
     if (!item->tile)
         return CLATTN_ERR_OUT_OF_MEMORY;
-    for (int i = 0; i < item->tiles; i++)
-        item->tile[i].tile = tile[i];
+    // The planner's choice stays in front, of whichever kernel it is.
+    if (tile == asked)
+        item->tile[item->tiles++].tile = first[0];
+    for (int i = 0; i < count && item->tiles < TUNE_TILES_MAX; i++)
+        item->tile[item->tiles++].tile = tile[i];
     return CLATTN_OK;
 }
 

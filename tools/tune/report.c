@@ -123,7 +123,7 @@ static void print_json(const struct tool_session *s, const struct tune_item *ite
     json_object_set_new(o, "stopped", json_boolean(item->stopped));
     json_object_set_new(o, "tile", item->best.kernel ? json_tile(&item->best) : json_null());
     json_object_set_new(o, "ratio", tool_json_real(item->ratio));
-    if (file)
+    if (item->resumed || item->written)
         json_object_set_new(o, "file", tool_json_text(file));
     json_object_set_new(o, "candidates", list);
     tool_json_print(o, true);
@@ -142,7 +142,8 @@ static int by_ratio(const void *a, const void *b)
     return *(const int *)a - *(const int *)b;
 }
 
-static void print_table(const struct tune_item *item)
+// Candidates that were not measured only where `all` are asked for.
+static void print_table(const struct tune_item *item, bool all)
 {
     static const struct tool_column columns[] = {
         {"TILE", false, false}, {"MAX ERROR", true, false}, {"MS", true, false},
@@ -159,6 +160,8 @@ static void print_table(const struct tune_item *item)
     for (int i = 0; i < item->tiles; i++) {
         const struct tune_candidate *c = &item->tile[order[i]];
         char tile[96], number[5][24] = {""};
+        if (c->state == TUNE_PLANNED && !all)
+            continue;
         tune_tile_text(&c->tile, tile, sizeof tile);
         if (c->state == TUNE_MEASURED) {
             snprintf(number[0], sizeof number[0], "%.2g", c->max_error);
@@ -195,7 +198,8 @@ void tune_report(const struct tune_options *opt, const struct tool_session *s,
         return;
     }
     printf("%s: %d tiles\n", item->name, item->tiles);
-    print_table(item);
+    if (opt->dry_run || item->tile[0].state != TUNE_PLANNED)
+        print_table(item, opt->dry_run);
     if (item->stopped)
         printf("stopped before the end: nothing is written of this one\n");
     else if (item->winner >= 0)

@@ -16,7 +16,7 @@ struct tune_options {
     int rows;
     int algo[TUNE_ALGOS_MAX]; // enum clattn_algo; AUTO = the one that the library takes
     int algos;
-    int kernel; // enum clattn_kernel
+    int kernel; // enum clattn_kernel, of the candidates
     struct bench_features features;
     const char *device, *output;
     double budget_s; // 0 = none
@@ -48,6 +48,7 @@ struct tune_item {
     int tiles;
     bool resumed; // the file has it
     bool stopped; // before the end
+    bool written; // to the file
     int winner;   // index; -1 = nothing was faster than the planner's choice
     clattn_tile best; // of the winner, or what the file has
     double ratio;     // likewise
@@ -61,6 +62,7 @@ struct tune_clock {
     double start_ms, budget_ms; // 0 = no end
     int items, item;            // problems with their algorithms
     int done;                   // candidates so far
+    bool can_write;             // the file was tried
 };
 
 // Ctrl-C came, or the time is over.
@@ -68,8 +70,9 @@ bool tune_stopped(const struct tune_clock *clock);
 extern volatile int tune_signal; // the signal that came, 0 = none
 
 // Fills the candidates of an item, whose algorithm may be AUTO until then. `tile` is to be freed in
-// any case. CLATTN_ERR_UNSUPPORTED where nothing can serve it.
-clattn_status tune_list(struct tool_session *s, struct tune_item *item);
+// any case. The planner's free choice comes first, `kernel` (0 = that of the planner's choice) is
+// the shape of all others. CLATTN_ERR_UNSUPPORTED where nothing can serve it.
+clattn_status tune_list(struct tool_session *s, int kernel, struct tune_item *item);
 
 // Measures all candidates and names the winner.
 clattn_status tune_measure(struct tool_session *s, const struct tune_options *opt,
@@ -86,7 +89,6 @@ void tune_tile_text(const clattn_tile *tile, char *text, size_t size);
 void tune_progress(const struct tune_clock *clock, const struct tune_item *item, int candidate);
 
 // The candidates of an item as a table with a line above and below it, or as a JSON object.
-// `file` receives what was measured, NULL where nothing is written.
 void tune_report(const struct tune_options *opt, const struct tool_session *s,
                  const struct tune_item *item, const char *file);
 
