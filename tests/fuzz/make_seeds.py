@@ -57,6 +57,11 @@ def cache_files():
     for n, changes in enumerate(kinds):
         put("cache_file", f"seed_changed_{n}", bytes((150, 4, 5)) + b"keysdatas" + changes)
         put("cache_file", f"seed_folder_{n}", bytes((254, 5)) + b"datas" + changes)
+    # One bit of the payload, which only the checksum knows.
+    flip = struct.pack("<BHHBB", 1, 38, 0, 0, 1)
+    put("cache_file", "seed_changed_bit", bytes((150, 4, 5)) + b"keysdatas" + flip)
+    flip = struct.pack("<BHHBB", 1, 66, 0, 0, 1)
+    put("cache_file", "seed_folder_bit", bytes((254, 5)) + b"datas" + flip)
     put("cache_file", "seed_mode", bytes((254, 5)) + b"datas\0\xff")
 
 
@@ -111,6 +116,11 @@ def command_lines():
         "-qq -kk -vv -oo --algo unfused --softmax online --kv-lens=l64",
         "-q empty -k k -v v -o o --layout=bshd --dtype=bf16",
         "-q wide -k wide -v wide -o o",
+        "-q q -k k -v v -o o --splits 7",
+        "-q q -k k -v v -o o --softmax safe --bias-dtype f16 --tolerance 1",
+        "-q q -k k -v v -o o --algo host --kernel group",
+        "-q q -k k -v v -o o --causal=top-left --align bottom-right",
+        "-q q -k k -v v -o o --page-table t",
         "--help",
         "--version",
         "-q q -k k",
