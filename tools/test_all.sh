@@ -333,13 +333,17 @@ step_oclgrind() {
   check "a data race is reported" race_is_reported
   have gcc || return 0
   use_device oclgrind
-  # Copies of kernels with a fault in them, such as a barrier that was dropped, are reported.
-  suites gcc kernel-faults 600 --suite simulator "kernel faults"
-  # Every kernel on tiny problems.
+  [ "$full" = no ] || device_env+=(CLATTN_TEST_PAIRS=1)
+  # The test of the test: kernels with a fault put into them are reported, and so not forbidden.
+  suites gcc kernel-faults 900 --suite simulator "kernel faults"
+  # Every kernel on tiny problems. What host and results are about is other devices' work.
   forbid=(--forbid "$oclgrind_report")
-  suites gcc simulator 900 --suite simulator simulator
+  suites gcc simulator 1800 --suite simulator simulator "simulator, what is not written yet"
   suites gcc traffic 600 --suite traffic
   [ "$full" = yes ] || return 0
+  check "every barrier and bound is needed" env "${device_env[@]}" timeout --foreground 3600 \
+    tests/tools/test_kernel_faults.py --simulator "$build/gcc/tests/test_simulator" \
+    --kernels cl --long
   # Oclgrind has one kernel running at a time and waits for ever where a user event is set later.
   # The programs about what the host refuses and decides have nothing for it to find.
   # Nor have those whose kernels other programs run, and whose problems are large.
