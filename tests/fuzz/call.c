@@ -104,6 +104,23 @@ static bool is_small(const clattn_attention_desc *d, const clattn_attention_call
     return pairs * (d->dim_qk + (d->dim_v ? d->dim_v : d->dim_qk)) <= PRODUCTS_MOST;
 }
 
+// With $FUZZ_SHOW: what a find is about.
+static void show(const clattn_attention_desc *d, const struct call_data *c)
+{
+    const clattn_attention_call *l = &c->call;
+    fprintf(stderr, "types %d/%d/%d bias %d, dims %d/%d, heads %d/%d, features 0x%x, page %d, "
+            "align %d\n", d->dtype_q, d->dtype_kv, d->dtype_o, d->dtype_bias, d->dim_qk, d->dim_v,
+            d->heads_q, d->heads_kv, d->features, d->page_size, d->align);
+    fprintf(stderr, "batch %d, lengths %d/%d, scale %g (set %u), softcap %g, window %d %d, pages "
+            "%d of %d, tokens %d/%d%s\n", l->batch, l->len_q, l->len_kv, (double)l->scale, l->set,
+            (double)l->softcap, l->window_left, l->window_right, l->max_pages, l->num_pages,
+            l->total_q, l->total_kv, c->spoilt ? ", spoilt" : "");
+    for (int part = 0; part < DATA_PARTS; part++)
+        if (c->size[part])
+            fprintf(stderr, "part %d: %zu bytes, up to %g\n", part, c->size[part],
+                    c->largest[part]);
+}
+
 static void check_call(clattn_plan *host, clattn_plan *reference, const clattn_attention_desc *d,
                        struct call_data *c)
 {
@@ -155,6 +172,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (!desc.dim_v)
             desc.dim_v = desc.dim_qk;
         call_data_take(&b, &desc, &c);
+        if (getenv("FUZZ_SHOW"))
+            show(&desc, &c);
         check_call(host, reference, &desc, &c);
         call_data_free(&c);
     }

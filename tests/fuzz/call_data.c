@@ -361,8 +361,10 @@ static void fill_view(const struct view *v, enum data_part part, struct numbers 
             float x = next_number(n);
             if (part == DATA_MASK)
                 x = x > -0.6f * n->size ? 1 : 0;
-            else if (part == DATA_ALIBI || part == DATA_K_SCALE || part == DATA_V_SCALE)
-                x = fabsf(x) / (part == DATA_ALIBI ? 4 : 127);
+            else if (part == DATA_ALIBI)
+                x = fabsf(x) / 4;
+            else if (part == DATA_K_SCALE || part == DATA_V_SCALE)
+                x = isinf(x) ? NAN : fabsf(x) / 127; // NaN stands for a row that is not finite
             else if (v->dtype == CLATTN_DTYPE_I8)
                 x = x / n->size * 127;
             else if (part == DATA_BIAS && x > 0.8f * n->size)

@@ -21,7 +21,7 @@ def put(target, name, data):
 def structured():
     """Targets that take fields from bytes: any bytes are a problem."""
     dice = random.Random(1)
-    for target, count, size in (("descriptor", 12, 120), ("call", 16, 200)):
+    for target, count, size in (("descriptor", 4, 120), ("call", 4, 200)):
         for n in range(count):
             put(target, f"seed_{n:02}", bytes(dice.randrange(256) for _ in range(size)))
 
