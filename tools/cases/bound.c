@@ -35,7 +35,7 @@ double bound_weight(double score, double below)
     // the scale of a value, 3 together.
     const double error = score + 2.5 * below + 4;
     // Weights below 2^-126 are 0.
-    return below > 126 * 0.69 ? fmax(error, 1 / BOUND_FLOAT) : error;
+    return below > 126 * 0.69 ? fmax(error, 2 / BOUND_FLOAT) : error;
 }
 
 double bound_lse(const struct bound_row *r)
