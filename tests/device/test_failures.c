@@ -30,7 +30,7 @@ static const struct life lives[] = {
     {.name = "unfused", .algo = CLATTN_ALGO_UNFUSED},
     {.name = "host", .algo = CLATTN_ALGO_HOST},
     {.name = "tiles", .kind = LIFE_TILES, .algo = CLATTN_ALGO_FUSED},
-    {.name = "features", .kind = LIFE_FEATURES, .algo = CLATTN_ALGO_FUSED},
+    {.name = "features", .kind = LIFE_FEATURES, .algo = CLATTN_ALGO_FUSED, .slow = true},
     {.name = "features, host", .kind = LIFE_FEATURES, .algo = CLATTN_ALGO_HOST},
     {.name = "softmax", .kind = LIFE_SOFTMAX},
     {.name = "softmax, empty cache", .kind = LIFE_SOFTMAX, .fills_cache = true},
@@ -201,6 +201,8 @@ static void test_life(void **state)
     const struct life *life = *state;
     struct tally tally = {0}, lost = {0};
     char left[128] = "";
+    if (life->slow && is_set("CLATTN_TEST_SMALL"))
+        skip();
     failure_is_over();
     observe(life); // fills caches, so that all that follow are alike
     struct outcome out = observe(life);

@@ -26,6 +26,7 @@ struct life {
     bool host_memory;     // Q, K, V and O in host memory, which is staged; of attention
     bool no_opencl;       // on the built-in CPU path
     bool fills_cache;     // compiled programs are not there yet
+    bool slow;            // its kernels take a driver long; not in the small selection
 };
 
 struct outcome {
