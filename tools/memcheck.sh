@@ -61,7 +61,6 @@ if [ "$long" = no ]; then
   export CLATTN_TEST_SMALL=1
   run test_features cpu
   run test_append cpu
-  run test_fork cpu
   run test_threads cpu
   # The causal tail, a bias and a mask behind it, by each kernel of this processor.
   run test_host
