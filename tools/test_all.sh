@@ -19,8 +19,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Long ones first, since two run at a time; each makes the builds that it needs.
-steps=(intel sanitize pocl oclgrind llvmpipe host fuzz gpu_compile pocl-cbs no-opencl minilm
-       install)
+steps=(intel sanitize pocl oclgrind llvmpipe host fuzz threads gpu_compile pocl-cbs no-opencl
+       minilm install)
 full_steps=(random failures) # with --full only
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
@@ -122,6 +122,7 @@ run_steps() { # run_steps JOBS NAME...: at most JOBS at once
 
 compile() { # compile NAME: sets up $build/NAME once and builds it
   local dir=$build/$1 options=(-Dwerror=true -Dtests=enabled -Dtools=enabled) compiler=gcc
+  local targets=()
   case $1 in
     gcc) ;;
     # Assertions are on here, and off in gcc and no-opencl, which are what users get.
@@ -132,9 +133,16 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
       ;;
     no-opencl) options+=(-Dopencl=disabled -Doptimization=1 -Dtest_widths=false) ;;
     sanitize)
-      options+=(-Dopencl=disabled --buildtype=debugoptimized "-Db_sanitize=address,undefined")
+      options+=(--buildtype=debugoptimized "-Db_sanitize=address,undefined")
       # The vector widths that tests add take the same ways through the code.
       [ "$full" = yes ] || options+=(-Dtest_widths=false)
+      ;;
+    threads)
+      # A lock that OpenMP takes is none that this sanitizer knows.
+      compiler=clang
+      options=(-Dwerror=true -Dtests=enabled -Dtools=disabled -Dtest_widths=false -Dopenmp=disabled
+               --buildtype=debugoptimized -Doptimization=1 -Db_sanitize=thread -Db_lundef=false)
+      targets=(tests/test_threads)
       ;;
   esac
   rm -f "$build/$1.built"
@@ -142,7 +150,7 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
     rm -rf "$dir"
     CC=$compiler meson setup "$dir" "${options[@]}" || return 1
   fi
-  ninja -C "$dir" -j "$(nproc)" --quiet -k 0 && touch "$build/$1.built"
+  ninja -C "$dir" -j "$(nproc)" --quiet -k 0 "${targets[@]}" && touch "$build/$1.built"
 }
 
 have() { # have NAME: makes that build, once in a run; without it the step has failed
@@ -362,7 +370,9 @@ step_no_opencl() {
 }
 
 step_sanitize() {
-  device_env=(UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1)
+  local ubsan=UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+  device_env=("$ubsan" "OCL_ICD_VENDORS=$build/no-vendors")
+  mkdir -p "$build/no-vendors"
   have sanitize || return 0
   # Each run of the suite `timing` times for seconds.
   suites sanitize sanitize 600 --suite unit --suite tools --no-suite timing
@@ -371,6 +381,24 @@ step_sanitize() {
   mapfile -t programs < <(programs_of sanitize device ' cpu( dot)?$' |
     grep -Ev '^(fused|family) cpu$')
   suites sanitize sanitize-device 600 "${programs[@]}"
+  # What a driver is part of, on one of them.
+  use_device pocl
+  device_env+=("$ubsan" CLATTN_TEST_SMALL=1)
+  if [ "$full" = yes ]; then
+    mapfile -t programs < <(programs_of sanitize device ' opencl$')
+  else
+    programs=("features opencl" "fork opencl" "threads opencl" "steady opencl")
+  fi
+  suites sanitize sanitize-pocl 7200 "${programs[@]}"
+}
+
+# Eight threads under ThreadSanitizer, and the CPU path under Valgrind.
+step_threads() {
+  use_device pocl
+  ! have threads || suites threads threads 300 "threads cpu" "threads opencl"
+  local options=()
+  [ "$full" = no ] || options=(--long)
+  ! have gcc || check "memcheck" tools/memcheck.sh "${options[@]}" "$build/gcc"
 }
 
 step_fuzz() {
