@@ -33,6 +33,18 @@ struct cla_tile {
     char reason[192];
 };
 
+// The larger head dimension.
+static inline int32_t cla_tile_dim(const struct cla_problem *p)
+{
+    return p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+}
+
+// Lanes of the vector shape: the device's own width, as far as there are kernels for it.
+static inline int32_t cla_tile_width(const struct cla_caps *caps)
+{
+    return caps->native_width_f32 >= 16 ? 16 : caps->native_width_f32 >= 8 ? 8 : 4;
+}
+
 // A vector tile whose lanes are channels.
 static inline bool cla_tile_is_few(const struct cla_tile *t)
 {

@@ -3,19 +3,25 @@
 # Installs what the tests need (Debian 12, as root or through sudo) and runs all of them: with gcc
 # and clang, on every OpenCL device that a machine without a GPU can have, and without OpenCL.
 #
-#   tools/test_all.sh                        all of them, within 25 minutes on 2 cores
-#   tools/test_all.sh --full                 wider selections of cases on each device, for hours
-#   tools/test_all.sh [--full] [--no-install] STEP...
-#                                            only these steps, see `steps` below, and their builds
+#   tools/test_all.sh                   all of them, within 25 minutes on 2 cores
+#   tools/test_all.sh --full            wider selections of cases on each device, and further steps,
+#                                       for hours: tools/ci_full.sh
+#   tools/test_all.sh [OPTION...] STEP...
+#                                       only these steps, see `steps` below, and their builds
+#   --no-install                        what is missing is not installed
+#   --resume                            steps that passed in this folder, with the same options and
+#                                       sources, are not run again, but counted
 #
 # A device that can't be found is a failure. BUILD_DIR says where to build (default: build in the
-# repository). The last line reads "N passed, N failed"; the exit status is 0 when none failed.
+# repository). The last lines are a table of the steps, which is also in BUILD_DIR/summary.txt, and
+# "N passed, N failed"; the exit status is 0 when none failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Long ones first, since two run at a time.
-steps=(build pocl llvmpipe oclgrind intel sanitize host pocl-cbs no-opencl minilm install
-       gpu_compile)
+# Long ones first, since two run at a time; each makes the builds that it needs.
+steps=(intel sanitize pocl oclgrind llvmpipe host fuzz gpu_compile pocl-cbs no-opencl minilm
+       install)
+full_steps=(random failures) # with --full only
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
 intel_packages=(intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0)
@@ -35,7 +41,8 @@ log=$build/step.log
 passed=0
 failed=0
 skipped=0
-full=no # yes: the wider selections
+full=no   # yes: the wider selections
+resume=no # yes: what has passed is not run again
 
 say() {
   printf '%s\n' "$*"
@@ -59,7 +66,7 @@ check() { # check WHAT COMMAND...: one test; its output is shown when it fails
 
 run_step() { # run_step NAME &: leaves steps/NAME.out and steps/NAME.counts
   step=$1
-  rm -f "$build/steps/$step.counts"
+  rm -f "$build/steps/$step.counts" "$build/steps/$step.passed"
   passed=0
   failed=0
   skipped=0
@@ -79,6 +86,7 @@ finish_step() { # finish_step NAME STATUS: shows what the step said and takes it
     counts[1]=$((counts[1] + 1))
     say "  FAILED: the step ended with exit status $2"
   fi
+  [ "${counts[1]}" -gt 0 ] || printf '%s\n' "$sources" >"$build/steps/$1.passed"
   passed=$((passed + counts[0]))
   failed=$((failed + counts[1]))
   skipped=$((skipped + counts[2]))
@@ -87,15 +95,22 @@ finish_step() { # finish_step NAME STATUS: shows what the step said and takes it
 }
 
 run_steps() { # run_steps JOBS NAME...: at most JOBS at once
-  local jobs=$1 name pid status running=()
+  local jobs=$1 pid status running=()
   shift
   while [ $# -gt 0 ] || [ "${#running[@]}" -gt 0 ]; do
     while [ $# -gt 0 ] && [ "${#running[@]}" -lt "$jobs" ]; do
+      if [ "$resume" = yes ] && [ "$(cat "$build/steps/$1.passed" 2>/dev/null)" = "$sources" ]; then
+        say "== $1: passed before"
+        finish_step "$1" 0
+        shift
+        continue
+      fi
       say "== $1: started"
       run_step "$1" &
       running[$!]=$1
       shift
     done
+    [ "${#running[@]}" -gt 0 ] || break
     status=0
     wait -n -p pid "${!running[@]}" || status=$?
     finish_step "${running[$pid]}" "$status"
@@ -127,11 +142,24 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
     rm -rf "$dir"
     CC=$compiler meson setup "$dir" "${options[@]}" || return 1
   fi
-  ninja -C "$dir" --quiet -k 0 && touch "$build/$1.built"
+  ninja -C "$dir" -j "$(nproc)" --quiet -k 0 && touch "$build/$1.built"
 }
 
-have() { # have NAME: whether that build is good; a step without its build counts as failed
+have() { # have NAME: makes that build, once in a run; without it the step has failed
+  exec 8>"$build/$1.lock"
+  flock 8
+  [ -f "$build/$1.tried" ] || check "build $1" compile "$1"
+  touch "$build/$1.tried"
+  exec 8>&-
   [ -f "$build/$1.built" ] || { fail "there is no build $1"; return 1; }
+}
+
+programs_of() { # programs_of BUILD SUITE,... GREP-ARGUMENT...: names of their programs
+  local dir=$build/$1 suites
+  IFS=, read -ra suites <<<"$2"
+  shift 2
+  meson test -C "$dir" --no-rebuild --list "${suites[@]/#/--suite=}" 2>/dev/null |
+    sed 's|.* / ||' | sort -u | grep -E "$@"
 }
 
 # ---- devices -----------------------------------------------------------------------------------
@@ -211,17 +239,12 @@ suites() { # suites BUILD RUN SECONDS ARGUMENT...: `meson test` with these, unde
   fi
 }
 
-device_programs() { # device_programs GREP-ARGUMENT...: names of programs of the suite `device`
-  meson test -C "$build/${of_build:-gcc}" --no-rebuild --suite device --list 2>/dev/null |
-    sed 's|.* / ||' | grep -E "$@"
-}
-
 # Programs named "... cpu" are for the CPU path, which the step `host` has.
 device_suite() { # device_suite NAME SECONDS [BUT]: the suite on one device, without programs BUT
   local programs
   use_device "$1"
   have gcc || return 0
-  mapfile -t programs < <(device_programs -v " cpu( dot)?\$|^(${3:-})\$")
+  mapfile -t programs < <(programs_of gcc device -v " cpu( dot)?\$|^(${3:-})\$")
   suites gcc "$1" "$2" "${programs[@]}"
 }
 
@@ -234,48 +257,33 @@ slow_device_suite() { # slow_device_suite NAME SECONDS WIDE [BUT]: likewise, but
   fi
   use_device "$1"
   have gcc || return 0
-  mapfile -t programs < <(device_programs "^($3)\$")
+  mapfile -t programs < <(programs_of gcc device "^($3)\$")
   suites gcc "$1" "$2" "${programs[@]}"
-  mapfile -t programs < <(device_programs -v " cpu( dot)?\$|^($3|${4:-})\$")
+  mapfile -t programs < <(programs_of gcc device -v " cpu( dot)?\$|^($3|${4:-})\$")
   device_env+=(CLATTN_TEST_SMALL=1)
   suites gcc "$1-small" "$2" "${programs[@]}"
 }
 
 # ---- the steps ---------------------------------------------------------------------------------
 
-builds_of() { # builds_of STEP: what it runs on
-  case $1 in
-    build) echo gcc clang no-opencl sanitize ;;
-    host) echo gcc clang ;;
-    no-opencl | sanitize) echo "$1" ;;
-    *) echo gcc ;;
-  esac
-}
-
-step_build() { # what the chosen steps need
-  local name needed
-  needed=$(for name in "${chosen[@]}"; do builds_of "$name"; done | tr ' ' '\n' | sort -u)
-  for name in $needed; do
-    check "build $name" compile "$name"
-  done
-}
-
 step_host() {
   use_device pocl # the tools are tested on it here
-  local programs
+  local programs but='banks|run_features'
   # What takes a minute: the tools' features run on the CPU path in the step no-opencl, banks of
   # local memory are looked at with --full.
-  mapfile -t programs < <(meson test -C "$build/gcc" --no-rebuild --suite unit --suite header \
-    --suite style --suite tools --list 2>/dev/null | sed 's|.* / ||' |
-    if [ "$full" = yes ]; then cat; else grep -Ev '^(banks|run_features)$'; fi)
-  ! have gcc || suites gcc host 900 "${programs[@]}"
+  [ "$full" = no ] || but=none
+  if have gcc; then
+    mapfile -t programs < <(programs_of gcc unit,header,style,tools -v "^($but)\$")
+    suites gcc host 900 "${programs[@]}"
+    mapfile -t programs < <(programs_of gcc device ' cpu( dot)?$')
+    suites gcc host-device 300 "${programs[@]}"
+  fi
   # Long computations are the same in both, and so are headers and scripts.
-  mapfile -t programs < <(meson test -C "$build/gcc" --no-rebuild --list --suite unit \
-    --suite header 2>/dev/null | sed 's|.* / ||' |
-    grep -Ev '^(banks|host|host_features|binary interface.*)$')
-  ! have clang || suites clang host 300 "${programs[@]}"
-  mapfile -t programs < <(device_programs ' cpu( dot)?$')
-  ! have gcc || suites gcc host-device 300 "${programs[@]}"
+  if have clang; then
+    mapfile -t programs < <(programs_of clang unit,header -v \
+      '^(banks|killed|host|host_features|binary interface.*)$')
+    suites clang host-clang 300 --suite unit --suite header "${programs[@]}"
+  fi
 }
 
 # Programs about what the host does, whichever device it has.
@@ -323,22 +331,30 @@ race_is_reported() { # a kernel with a race, to see that reports are recognised
 
 step_oclgrind() {
   check "a data race is reported" race_is_reported
+  have gcc || return 0
+  use_device oclgrind
+  # Copies of kernels with a fault in them, such as a barrier that was dropped, are reported.
+  suites gcc kernel-faults 600 --suite simulator "kernel faults"
+  # Every kernel on tiny problems.
   forbid=(--forbid "$oclgrind_report")
+  suites gcc simulator 900 --suite simulator simulator
+  suites gcc traffic 600 --suite traffic
+  [ "$full" = yes ] || return 0
   # Oclgrind has one kernel running at a time and waits for ever where a user event is set later.
   # The programs about what the host refuses and decides have nothing for it to find.
-  # Nor have those whose kernels other programs run, and whose problems are large; and the
-  # operations around attention, where work-items read nothing that another has written.
-  local host='identities|invalid|refusals|refused_memory|ceilings|append|rotary|merge'
-  local large='agreement|long|offsets|minilm|cases|fused|edges|feature_identities'
-  host+='|tuned|allocations'
-  device_suite oclgrind 1200 "$host_programs|subgroups|unfused|($host|$large) opencl"
-  ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic
+  # Nor have those whose kernels other programs run, and whose problems are large.
+  local host='identities|invalid|refusals|refused_memory|ceilings|tuned|allocations'
+  local large='agreement|long|offsets|minilm|cases|fused|edges|feature_identities|range'
+  device_suite oclgrind 7200 "$host_programs|subgroups|unfused|($host|$large) opencl"
 }
 
 step_no_opencl() {
-  ! have no-opencl || suites no-opencl no-opencl 600 \
-    --suite unit --suite header --suite tools --suite device \
-    --no-suite timing # which the step host has on the CPU path too
+  have no-opencl || return 0
+  # The CPU path has no other code here: its long computations are the step host's.
+  local programs but='host|host_features|(long|fused|family|softmax|features|stress|range) cpu'
+  [ "$full" = no ] || but=none
+  mapfile -t programs < <(programs_of no-opencl unit,header,tools,device -v "^($but|bench)\$")
+  suites no-opencl no-opencl 600 "${programs[@]}"
 }
 
 step_sanitize() {
@@ -347,10 +363,44 @@ step_sanitize() {
   # Each run of the suite `timing` times for seconds.
   suites sanitize sanitize 600 --suite unit --suite tools --no-suite timing
   # The programs left out look at numbers, along the ways that the others go.
-  local programs of_build=sanitize
-  mapfile -t programs < <(device_programs ' cpu( dot)?$' | grep -Ev '^(fused|family) cpu$')
+  local programs
+  mapfile -t programs < <(programs_of sanitize device ' cpu( dot)?$' |
+    grep -Ev '^(fused|family) cpu$')
   suites sanitize sanitize-device 600 "${programs[@]}"
 }
+
+step_fuzz() {
+  local options=(--seconds 3)
+  [ "$full" = no ] || options=(--long)
+  check "fuzz" env "BUILD_DIR=$build/fuzz" tools/fuzz.sh "${options[@]}"
+}
+
+# ---- with --full only --------------------------------------------------------------------------
+
+# Random problems of every feature on every algorithm; a failure prints its seed.
+step_random() {
+  have gcc || return 0
+  check "install ${intel_packages[*]}" install_intel
+  local device
+  check "random problems on the CPU path" env CLATTN_TEST_RANDOM=5000 "CLATTN_TEST_SEED=$RANDOM" \
+    timeout --foreground 7200 "$build/gcc/tests/test_stress" cpu
+  for device in intel pocl llvmpipe; do
+    use_device "$device"
+    check "random problems on $device" env "${device_env[@]}" CLATTN_TEST_RANDOM=300 \
+      "CLATTN_TEST_SEED=$RANDOM" timeout --foreground 14400 "$build/gcc/tests/test_stress" opencl
+    check "random combinations on $device" env "${device_env[@]}" COUNT=100 \
+      timeout --foreground 14400 tools/test_long.sh "$build/gcc"
+  done
+}
+
+# Every single call of OpenCL and every allocation fails.
+step_failures() {
+  use_device llvmpipe
+  device_env+=(CLATTN_TEST_EVERY=1)
+  ! have gcc || suites gcc failures 14400 failures "allocations cpu" "allocations opencl"
+}
+
+# ---- the installed library ---------------------------------------------------------------------
 
 readme_example() { # readme_example N: the N-th C program of the README, against what was installed
   local source=$build/stage/example$1.c
@@ -435,20 +485,28 @@ step_minilm() {
 install=yes
 chosen=()
 for argument in "$@"; do
-  case " --no-install --full ${steps[*]} " in
+  case " --no-install --full --resume ${steps[*]} ${full_steps[*]} " in
     *" $argument "*) ;;
     *)
-      say "usage: tools/test_all.sh [--full] [--no-install] [STEP...], steps: ${steps[*]}" >&2
+      say "usage: tools/test_all.sh [--full] [--no-install] [--resume] [STEP...]" >&2
+      say "steps: ${steps[*]}; for hours: ${full_steps[*]}" >&2
       exit 2
       ;;
   esac
   case $argument in
     --no-install) install=no ;;
     --full) full=yes ;;
+    --resume) resume=yes ;;
     *) chosen+=("$argument") ;;
   esac
 done
-[ "${#chosen[@]}" -gt 0 ] || chosen=("${steps[@]}")
+if [ "${#chosen[@]}" -eq 0 ]; then
+  chosen=("${steps[@]}")
+  [ "$full" = no ] || chosen+=("${full_steps[@]}")
+fi
+# What a step that passed has passed with.
+sources="full=$full $(find cl docs/features.md include meson* src tests tools README.md -type f \
+  ! -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)"
 
 # What the caller's environment says about devices must not change what is tested.
 unset CLATTN_DEVICE CLATTN_KERNEL_DIR CLATTN_CACHE_DIR CLATTN_TUNE_FILE CLATTN_LOG
@@ -464,21 +522,20 @@ trap 'trap "" TERM; kill -TERM 0; exit 130' INT
 
 [ "$install" = no ] || tools/setup.sh test
 mkdir -p "$build/steps" "$build/cache/pocl" "$build/cache/pocl-cbs" "$build/cache/mesa"
+rm -f "$build"/*.tried
 table=()
-run_steps 1 build
-rest=()
-for step in "${chosen[@]}"; do
-  [ "$step" = build ] || rest+=("$step")
-done
-run_steps 2 "${rest[@]}"
+run_steps 2 "${chosen[@]}"
 
+{
+  say "$(printf '%-10s %8s %8s %8s %9s' step passed failed skipped time)"
+  printf '%s\n' "${table[@]}"
+  say "all of it took $SECONDS s"
+  if [ "$skipped" -gt 0 ]; then
+    say "$passed passed, $failed failed, $skipped skipped"
+  else
+    say "$passed passed, $failed failed"
+  fi
+} >"$build/summary.txt"
 say
-say "$(printf '%-10s %8s %8s %8s %9s' step passed failed skipped time)"
-printf '%s\n' "${table[@]}"
-say "all of it took $SECONDS s"
-if [ "$skipped" -gt 0 ]; then
-  say "$passed passed, $failed failed, $skipped skipped"
-else
-  say "$passed passed, $failed failed"
-fi
+cat "$build/summary.txt"
 [ "$failed" -eq 0 ]

@@ -25,7 +25,7 @@ struct cla_softmax_shape cla_softmax_shape(const struct cla_caps *caps, int32_t 
         snprintf(s.reason, sizeof s.reason, "a work-item a row, vectors of %d entries",
                  (int)s.width);
     } else {
-        size_t most = caps->max_group < caps->max_items[0] ? caps->max_group : caps->max_items[0];
+        size_t most = cla_caps_items(caps);
         if (most > caps->local_bytes / 8)
             most = caps->local_bytes / 8; // a maximum and a sum of each item
         s.width = 4;

@@ -348,6 +348,8 @@ static void mask_lanes(const struct tile *t, const uint8_t *base, int32_t lanes,
     }
 }
 
+_Static_assert(TQ % 8 == 0, "mask_rows() takes 8 rows at once");
+
 // Reads the boolean mask of n keys. Returns whether a row sees any of them.
 static bool tile_load_mask(struct tile *t, int32_t key, int32_t n)
 {

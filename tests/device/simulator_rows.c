@@ -255,13 +255,17 @@ static void rotary_in(struct set *s, bool on_device, int32_t dtype, int32_t dim,
 
 static void test_rotary(void **state)
 {
+    enum { INTERLEAVED = CLATTN_ROTARY_INTERLEAVED, HALVES = CLATTN_ROTARY_HALF_SPLIT };
+    // All channels and some, halves that are no quads, more quads than items.
+    static const struct {
+        int32_t type, dim, turned, pairs;
+    } list[] = {{F32, 6, 6, HALVES},       {F16, 7, 4, HALVES},     {BF16, 270, 136, HALVES},
+                {F32, 9, 6, INTERLEAVED}, {F16, 270, 268, INTERLEAVED}, {BF16, 8, 8, INTERLEAVED}};
     (void)state;
-    for (int n = 0; n < 6; n++) {
-        static const int32_t types[] = {F32, F16, BF16}, dims[] = {8, 7, 270};
+    for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
         struct set device_set = {.count = 0}, host_set = {.count = 0};
-        const int32_t dim = dims[(n + n / 3) % 3], turned = dim / 4 * 2 + 2 * (n % 2);
-        rotary_in(&device_set, true, types[n % 3], dim, turned, n % 2);
-        rotary_in(&host_set, false, types[n % 3], dim, turned, n % 2);
+        rotary_in(&device_set, true, list[n].type, list[n].dim, list[n].turned, list[n].pairs);
+        rotary_in(&host_set, false, list[n].type, list[n].dim, list[n].turned, list[n].pairs);
         compare_sets(&device_set, &host_set, "rotary");
     }
 }

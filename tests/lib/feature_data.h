@@ -26,6 +26,7 @@ struct feature_data {
     // What is tolerated: for each element its bound (bound.h) in units of the roundoff `unit` of
     // the arithmetic, and beside it what storing it rounds.
     double *bound_o, *bound_lse;
+    double *running_o; // what fused_kv_outer has beside bound_o
     double unit;
     struct tolerance tol_o, tol_lse;
 };

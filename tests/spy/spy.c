@@ -353,15 +353,16 @@ ENQUEUE(BarrierWithWaitList, (cl_command_queue q, WAIT_PARAMS), (q, WAIT_ARGS))
 #define SAY(...) ((void)snprintf(spy.why, sizeof spy.why, __VA_ARGS__), false)
 
 // A fact of the device as it is told.
-static size_t told(cl_device_id d, cl_device_info what, void *value, size_t size)
+static void told(cl_device_id d, cl_device_info what, void *value, size_t size)
 {
     for (int i = 0; i < spy.num_lies; i++)
         if (spy.lies[i].param == what) {
-            memcpy(value, spy.lies[i].value, spy.lies[i].size < size ? spy.lies[i].size : size);
-            return size;
+            const struct spy_lie *l = &spy.lies[i];
+            memcpy(value, l->text ? (const void *)l->text : l->value,
+                   l->size < size ? l->size : size);
+            return;
         }
-    size_t got = 0;
-    return clGetDeviceInfo(d, what, size, value, &got) == CL_SUCCESS ? got : 0;
+    clGetDeviceInfo(d, what, size, value, NULL);
 }
 
 // Whether a launch is within what the device and the kernel were said to allow, and whole.
@@ -428,7 +429,7 @@ EXPORT cl_int CL_API_CALL clEnqueueWriteBuffer(cl_command_queue q, cl_mem m, cl_
     REAL(EnqueueWriteBuffer)
     if (fails(SPY_EnqueueWriteBuffer, counts))
         return spy.fail_code;
-    if (blocks && loses(counts))
+    if (blocks && spy.lost_at && loses(counts)) // else only what waits for kernels fails
         return CL_OUT_OF_RESOURCES;
     return queued(real(q, m, blocks, offset, size, from, WAIT_ARGS), done, counts);
 }
