@@ -339,22 +339,29 @@ static clattn_status run_f32(const clattn_plan *plan, const float *q, const floa
     return clattn_attention_run(plan, &call);
 }
 
-// Takes the kept plan out of the context, so that no other thread can use or replace it, and drops
-// it where it does not fit.
-static clattn_plan *take_kept(clattn_context *ctx, const clattn_attention_desc *desc)
+static void keep(clattn_context *ctx, clattn_plan *plan)
 {
-    clattn_plan *plan = atomic_exchange(&ctx->kept, NULL);
-    if (plan && memcmp(&plan->desc, desc, sizeof *desc) != 0)
-        clattn_plan_destroy(&plan);
-    return plan;
-}
-
-static void put_kept(clattn_context *ctx, const clattn_attention_desc *desc, clattn_plan *plan)
-{
-    memcpy(&plan->desc, desc, sizeof *desc); // with the bytes between its members
-    ctx->kept_release = clattn_plan_destroy;
     clattn_plan *old = atomic_exchange(&ctx->kept, plan);
     clattn_plan_destroy(&old);
+}
+
+// Takes the kept plan out of the context, so that no other thread can use or replace it, or makes
+// one where it does not fit.
+static clattn_status take_kept(clattn_context *ctx, const clattn_attention_desc *desc,
+                               clattn_plan **plan)
+{
+    *plan = atomic_exchange(&ctx->kept, NULL);
+    if (*plan && memcmp(&(*plan)->desc, desc, sizeof *desc) == 0)
+        return CLATTN_OK;
+    clattn_plan *other = *plan;
+    const clattn_status st = clattn_attention_plan_create(ctx, desc, plan);
+    if (st == CLATTN_OK) {
+        memcpy(&(*plan)->desc, desc, sizeof *desc); // with the bytes between its members
+        clattn_plan_destroy(&other);
+    } else if (other) {
+        keep(ctx, other);
+    }
+    return st;
 }
 
 clattn_status clattn_attention_f32(clattn_context *ctx, const float *q, const float *k,
@@ -382,12 +389,11 @@ clattn_status clattn_attention_f32(clattn_context *ctx, const float *q, const fl
     desc.heads_q = heads_q;
     desc.heads_kv = heads_kv;
     desc.features = causal ? CLATTN_FEATURE_CAUSAL : 0;
-    clattn_plan *plan = take_kept(ctx, &desc);
-    if (!plan)
-        st = clattn_attention_plan_create(ctx, &desc, &plan);
+    clattn_plan *plan = NULL;
+    st = take_kept(ctx, &desc, &plan);
     if (st == CLATTN_OK) {
         st = run_f32(plan, q, k, v, o, batch, len_q, len_kv);
-        put_kept(ctx, &desc, plan);
+        keep(ctx, plan);
     }
     clattn_context_destroy(&own);
     return st;

@@ -415,9 +415,8 @@ void clattn_context_destroy(clattn_context **pctx)
     *pctx = NULL;
     if (cla_context_lost(ctx))
         return; // all of it stays the parent's
-    struct clattn_plan *kept = atomic_exchange(&ctx->kept, NULL);
-    if (kept)
-        ctx->kept_release(&kept);
+    clattn_plan *kept = atomic_exchange(&ctx->kept, NULL);
+    clattn_plan_destroy(&kept);
     while (ctx->ocl && jobs_in_flight(ctx))
         cla_os_sleep_ms(1);
     cla_worker_destroy(ctx->worker);

@@ -37,7 +37,6 @@ struct clattn_context {
     // Not guarded: a child may be forked while another thread holds the mutex, which nobody then
     // gives back, so the CPU path takes none.
     _Atomic(struct clattn_plan *) kept; // plan of the last clattn_attention_f32()
-    void (*_Atomic kept_release)(struct clattn_plan **plan);
     unsigned forks; // cla_os_forks() where the context was made
 };
 

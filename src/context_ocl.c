@@ -183,7 +183,8 @@ static clattn_status check_adopted(const struct cla_cl *cl, const struct cla_log
     CLA_CL(cl->GetContextInfo(cl_ctx, CL_CONTEXT_DEVICES, bytes, devices, NULL));
     // PoCL names the device that a sub-device was cut from, so its parents will do.
     bool found = false;
-    for (cl_device_id d = cl_dev; d && !found; d = parent_of(cl, d))
+    int depth = 0; // a driver may name a device as its own parent
+    for (cl_device_id d = cl_dev; d && !found && depth < 8; d = parent_of(cl, d), depth++)
         for (size_t i = 0; i < bytes / sizeof *devices; i++)
             found = found || devices[i] == d;
     if (!found)

@@ -286,8 +286,9 @@ step_host() {
     mapfile -t programs < <(programs_of gcc device ' cpu( dot)?$')
     suites gcc host-device 300 "${programs[@]}"
   fi
+  # CI compiles with clang in the steps fuzz and threads.
   # Long computations are the same in both, and so are headers and scripts.
-  if have clang; then
+  if [ "$full" = yes ] && have clang; then
     mapfile -t programs < <(programs_of clang unit,header -v \
       '^(banks|killed|host|host_features|binary interface.*)$')
     suites clang host-clang 300 --suite unit --suite header "${programs[@]}"
@@ -374,10 +375,12 @@ step_sanitize() {
   device_env=("$ubsan" "OCL_ICD_VENDORS=$build/no-vendors")
   mkdir -p "$build/no-vendors"
   have sanitize || return 0
-  # Each run of the suite `timing` times for seconds.
-  suites sanitize sanitize 600 --suite unit --suite tools --no-suite timing
+  # Each run of the suite `timing` times for seconds, and banks of local memory are arithmetic.
+  local programs but='banks|bench'
+  [ "$full" = no ] || but=bench
+  mapfile -t programs < <(programs_of sanitize unit,tools -v "^($but)\$")
+  suites sanitize sanitize 1200 "${programs[@]}"
   # The programs left out look at numbers, along the ways that the others go.
-  local programs
   mapfile -t programs < <(programs_of sanitize device ' cpu( dot)?$' |
     grep -Ev '^(fused|family) cpu$')
   suites sanitize sanitize-device 600 "${programs[@]}"
@@ -420,6 +423,9 @@ step_random() {
     use_device "$device"
     check "random problems on $device" env "${device_env[@]}" CLATTN_TEST_RANDOM=300 \
       "CLATTN_TEST_SEED=$RANDOM" timeout --foreground 14400 "$build/gcc/tests/test_stress" opencl
+    check "ends of the range on $device" env "${device_env[@]}" CLATTN_TEST_FORMATS=1 \
+      CLATTN_TEST_ALGOS=fused,two_loop,fused_kv_outer,split_kv,unfused \
+      timeout --foreground 14400 "$build/gcc/tests/test_range" opencl
     check "random combinations on $device" env "${device_env[@]}" COUNT=100 \
       timeout --foreground 14400 tools/test_long.sh "$build/gcc"
   done
@@ -544,7 +550,7 @@ sources="full=$full $(find cl docs/features.md include meson* src tests tools RE
 unset CLATTN_DEVICE CLATTN_KERNEL_DIR CLATTN_CACHE_DIR CLATTN_TUNE_FILE CLATTN_LOG
 # Examples and tools use the program cache, in a folder of this build.
 export XDG_CACHE_HOME=$build/cache/xdg
-unset CLATTN_CACHE CLATTN_CACHE_MAX_MIB CLATTN_TUNE
+unset CLATTN_CACHE CLATTN_CACHE_MAX_MIB CLATTN_TUNE CLATTN_MAX_LOCAL_BYTES CLATTN_MAX_GROUP
 unset OCL_ICD_VENDORS OCL_ICD_FILENAMES RUSTICL_ENABLE POCL_WORK_GROUP_METHOD LD_LIBRARY_PATH
 # Test programs run side by side: threads that wait must not take the cores from those that work.
 export OMP_WAIT_POLICY=passive

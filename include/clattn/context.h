@@ -17,8 +17,8 @@ extern "C" {
 ///
 /// Fork: a context of the CPU path works on in a child of fork(), with one thread where its parent
 /// had used more, and gives the same bits there. OpenCL drivers do not outlive a fork. So in the
-/// child each call with an OpenCL context of the parent, or with a plan of one, that would use the
-/// driver returns CLATTN_ERR_NO_OPENCL, and destroying it, its plans or its memory leaves them as
+/// child each call with an OpenCL context of the parent, or with a plan of one, but those that only
+/// tell, returns CLATTN_ERR_NO_OPENCL, and destroying it, its plans or its memory leaves them as
 /// they are, on purpose. A child whose parent had opened OpenCL through clattn, if only to count
 /// devices, finds none itself: the best device is the CPU path there, with a warning. To use OpenCL
 /// in children, fork before, or start them anew (Python: "spawn"). Drivers that an application
@@ -170,6 +170,8 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector
 ///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL, or
 ///                                      this process was forked after it was opened
+///         CLATTN_ERR_UNSUPPORTED       the named device has no compiler of OpenCL C 1.2, or is not
+///                                      available
 ///         CLATTN_ERR_SELF_TEST, CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL  the named device fails
 ///         CLATTN_ERR_OUT_OF_MEMORY
 /// Threads: any.

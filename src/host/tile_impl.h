@@ -179,10 +179,9 @@ static void tile_clear(struct tile *t)
         t->l[v] = t->l_hi[v] = vec_splat(0.0f);
     }
     memset(t->o, 0, sizeof(vf) * QV * (size_t)t->dim_v);
-    // Scores of vectors without rows are not computed, nor those of keys behind the windows of a
-    // vector; their weights are, from whatever is there.
-    if (t->vectors < QV || t->key1 - 1 > t->all_hi)
-        memset(t->s, 0, sizeof(vf) * QV * TILE_K);
+    // Scores of vectors without rows are not computed; their weights are, from whatever is there.
+    if (t->vectors < QV && !t->dot)
+        memset(t->s, 0, sizeof(vf) * QV * (size_t)t->tile_k);
     if (t->job->key1 - t->job->key0 >= FLUSH_KEYS)
         memset(t->o_hi, 0, sizeof(vf) * QV * (size_t)t->dim_v);
 }

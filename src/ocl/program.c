@@ -248,7 +248,8 @@ static void *binary_of(const struct cla_programs *p, cl_program program, size_t 
 {
     void *data = NULL;
     cl_uint n = 0;
-    if (p->cl->GetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof n, &n, NULL) || n == 0)
+    if (p->cl->GetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof n, &n, NULL) || n == 0 ||
+        n > CLA_CL_COUNT_MAX)
         return NULL;
     cl_device_id *devices = calloc(n, sizeof *devices);
     size_t *sizes = calloc(n, sizeof *sizes);

@@ -209,23 +209,19 @@ unsigned cla_os_forks(void)
 
 // Asking for the process's number instead would be a system call each time.
 static atomic_uint forks;
-static bool watching;
+static atomic_bool watching; // for good, once it has succeeded
 
 static void count_fork(void)
 {
     atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
 }
 
-static void watch(void)
-{
-    watching = pthread_atfork(NULL, NULL, count_fork) == 0;
-}
-
+// Two threads at once may both register: a fork then counts twice, which is as good.
 bool cla_os_watch_forks(void)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch);
-    return watching;
+    if (!atomic_load(&watching) && pthread_atfork(NULL, NULL, count_fork) == 0)
+        atomic_store(&watching, true);
+    return atomic_load(&watching);
 }
 
 unsigned cla_os_forks(void)
