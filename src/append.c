@@ -215,6 +215,7 @@ clattn_status cla_append_op(clattn_context *ctx, const clattn_append_call *in,
                 sizeof out->data.args);
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call is NULL");
+    CLA_TRY(cla_context_check(ctx));
     CLA_TRY(cla_struct_in("clattn_append_call", in, CLA_SIZE_TO(clattn_append_call, faults), &c,
                           sizeof c, log));
     c.dim_v = c.dim_v ? c.dim_v : c.dim_k;

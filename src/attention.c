@@ -111,6 +111,8 @@ clattn_status clattn_attention_plan_create(clattn_context *ctx, const clattn_att
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
     struct cla_problem problem;
     clattn_status st = cla_problem_from_desc(desc, &ctx->log, &problem);
+    if (st == CLATTN_OK)
+        st = cla_context_check(ctx);
     if (st != CLATTN_OK)
         return st;
     clattn_plan *plan = calloc(1, sizeof *plan);
@@ -134,7 +136,7 @@ void clattn_plan_destroy(clattn_plan **pplan)
         return;
     clattn_plan *plan = *pplan;
     *pplan = NULL;
-    if (plan->choice.algo)
+    if (plan->choice.algo && !cla_context_lost(plan->ctx))
         plan->choice.algo->release(plan->prepared);
     free(plan);
 }
@@ -156,6 +158,9 @@ static clattn_status workspace_bound(const clattn_plan *plan, uint64_t *bytes)
 static clattn_status check_call(const clattn_plan *plan, const clattn_attention_call *call,
                                 struct cla_facts *facts, struct cla_call *out)
 {
+    const clattn_status st = cla_context_check(plan->ctx);
+    if (st != CLATTN_OK)
+        return st;
     cla_facts_begin(facts, cla_context_mem_facts(plan->ctx), plan->ctx);
     return cla_call_check(&plan->problem, call, cla_facts_fn(facts), facts, &plan->ctx->log, out);
 }
@@ -334,28 +339,29 @@ static clattn_status run_f32(const clattn_plan *plan, const float *q, const floa
     return clattn_attention_run(plan, &call);
 }
 
-// Takes the kept plan out of the context if it fits, so that no other thread can replace it.
-static clattn_plan *take_kept(clattn_context *ctx, const clattn_attention_desc *desc)
+static void keep(clattn_context *ctx, clattn_plan *plan)
 {
-    clattn_plan *plan = NULL;
-    cla_mutex_lock(ctx->mutex);
-    if (ctx->kept && memcmp(&ctx->kept_desc, desc, sizeof *desc) == 0) {
-        plan = ctx->kept;
-        ctx->kept = NULL;
-    }
-    cla_mutex_unlock(ctx->mutex);
-    return plan;
+    clattn_plan *old = atomic_exchange(&ctx->kept, plan);
+    clattn_plan_destroy(&old);
 }
 
-static void put_kept(clattn_context *ctx, const clattn_attention_desc *desc, clattn_plan *plan)
+// Takes the kept plan out of the context, so that no other thread can use or replace it, or makes
+// one where it does not fit.
+static clattn_status take_kept(clattn_context *ctx, const clattn_attention_desc *desc,
+                               clattn_plan **plan)
 {
-    cla_mutex_lock(ctx->mutex);
-    clattn_plan *old = ctx->kept;
-    ctx->kept = plan;
-    ctx->kept_desc = *desc;
-    ctx->kept_release = clattn_plan_destroy;
-    cla_mutex_unlock(ctx->mutex);
-    clattn_plan_destroy(&old);
+    *plan = atomic_exchange(&ctx->kept, NULL);
+    if (*plan && memcmp(&(*plan)->desc, desc, sizeof *desc) == 0)
+        return CLATTN_OK;
+    clattn_plan *other = *plan;
+    const clattn_status st = clattn_attention_plan_create(ctx, desc, plan);
+    if (st == CLATTN_OK) {
+        memcpy(&(*plan)->desc, desc, sizeof *desc); // with the bytes between its members
+        clattn_plan_destroy(&other);
+    } else if (other) {
+        keep(ctx, other);
+    }
+    return st;
 }
 
 clattn_status clattn_attention_f32(clattn_context *ctx, const float *q, const float *k,
@@ -383,12 +389,11 @@ clattn_status clattn_attention_f32(clattn_context *ctx, const float *q, const fl
     desc.heads_q = heads_q;
     desc.heads_kv = heads_kv;
     desc.features = causal ? CLATTN_FEATURE_CAUSAL : 0;
-    clattn_plan *plan = take_kept(ctx, &desc);
-    if (!plan)
-        st = clattn_attention_plan_create(ctx, &desc, &plan);
+    clattn_plan *plan = NULL;
+    st = take_kept(ctx, &desc, &plan);
     if (st == CLATTN_OK) {
         st = run_f32(plan, q, k, v, o, batch, len_q, len_kv);
-        put_kept(ctx, &desc, plan);
+        keep(ctx, plan);
     }
     clattn_context_destroy(&own);
     return st;

@@ -13,6 +13,7 @@ struct clattn_plan {
     struct cla_notes refusals; // of the ranking, then what failed to build or in its trial
     bool is_fallback;
     char options[1024];
+    clattn_attention_desc desc; // where clattn_attention_f32() made it
 };
 
 // Prepares the first of the ranked choices that builds, fits and passes its trial; each that does

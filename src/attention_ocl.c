@@ -37,6 +37,7 @@ clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue,
     const struct cla_cl *cl = ctx->ocl->cl;
     cl_context context = NULL;
     cl_device_id device = NULL;
+    CLA_TRY(cla_context_check(ctx));
     CLA_TRY(check_wait(ctx, num_wait, wait));
     if (!queue)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "queue is NULL");

@@ -40,7 +40,7 @@ struct cla_caps {
     char version[128];
     int type; // enum cla_device_type
     bool type_has_cpu_bit; // CL_DEVICE_TYPE_CPU is among the type bits
-    bool compiler;         // CL_DEVICE_COMPILER_AVAILABLE and CL_DEVICE_AVAILABLE
+    bool compiler;         // CL_DEVICE_COMPILER_AVAILABLE, CL_DEVICE_AVAILABLE, OpenCL 1.2 or later
     int32_t compute_units;
     int32_t native_width_f32; // CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT
     size_t max_group;         // CL_DEVICE_MAX_WORK_GROUP_SIZE
@@ -65,6 +65,12 @@ struct cla_caps {
 static inline bool cla_caps_vector_shape(const struct cla_caps *c)
 {
     return c->type_has_cpu_bit && c->native_width_f32 >= 4 && !(c->quirks & CLA_QUIRK_SCALARIZES);
+}
+
+// The most work-items that a work-group of one dimension can have.
+static inline size_t cla_caps_items(const struct cla_caps *c)
+{
+    return c->max_group < c->max_items[0] ? c->max_group : c->max_items[0];
 }
 
 // The size of sub-groups that kernels without sub-groups ask for; 0 = the compiler's choice. Where

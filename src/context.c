@@ -273,7 +273,8 @@ clattn_status cla_context_alloc(const clattn_context_desc *d, clattn_context **o
     ctx->threads = cla_host_threads(d->threads);
     ctx->mutex = cla_mutex_create();
     ctx->map_mutex = cla_mutex_create();
-    bool failed = false;
+    bool failed = !cla_os_watch_forks();
+    ctx->forks = cla_os_forks();
     ctx->kernel_dir = copy_text(d->kernel_dir, &failed);
     ctx->embedded_kernels = (d->flags & CLATTN_CONTEXT_EMBEDDED_KERNELS) != 0;
     ctx->cache_dir = copy_text(d->cache_dir, &failed);
@@ -412,17 +413,17 @@ void clattn_context_destroy(clattn_context **pctx)
         return;
     clattn_context *ctx = *pctx;
     *pctx = NULL;
-    if (ctx->kept)
-        ctx->kept_release(&ctx->kept);
-    while (ctx->mutex && jobs_in_flight(ctx))
+    if (cla_context_lost(ctx))
+        return; // all of it stays the parent's
+    clattn_plan *kept = atomic_exchange(&ctx->kept, NULL);
+    clattn_plan_destroy(&kept);
+    while (ctx->ocl && jobs_in_flight(ctx))
         cla_os_sleep_ms(1);
     cla_worker_destroy(ctx->worker);
     cla_ocl_close(&ctx->ocl);
-    cla_known_free(ctx->known);
-    if (ctx->mutex)
-        cla_mutex_destroy(ctx->mutex);
-    if (ctx->map_mutex)
-        cla_mutex_destroy(ctx->map_mutex);
+    cla_context_forget(ctx);
+    cla_mutex_destroy(ctx->mutex);
+    cla_mutex_destroy(ctx->map_mutex);
     free(ctx->kernel_dir);
     free(ctx->cache_dir);
     free(ctx->tune_file);
@@ -473,7 +474,9 @@ clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *o
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "mem_create: bytes %zu, out %s",
                         bytes, out ? "set" : "NULL");
     if (ctx->ocl) {
-        clattn_status st = cla_ocl_mem_create(ctx, bytes, &out->ptr);
+        clattn_status st = cla_context_check(ctx);
+        if (st == CLATTN_OK)
+            st = cla_ocl_mem_create(ctx, bytes, &out->ptr);
         if (st != CLATTN_OK)
             return st;
         out->kind = CLATTN_BUF_CL_MEM;
@@ -494,6 +497,9 @@ static clattn_status check_copy(clattn_context *ctx, const char *name, const cla
 {
     if (!ctx)
         return CLATTN_ERR_INVALID_ARGUMENT;
+    const clattn_status st = cla_context_check(ctx);
+    if (st != CLATTN_OK)
+        return st;
     if (!buf || !host)
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
                         "copy of %zu bytes: %s is %s, the host pointer is %s", bytes, name,
@@ -533,10 +539,12 @@ void clattn_mem_destroy(clattn_context *ctx, clattn_buf *buf)
 {
     if (!buf || !buf->ptr)
         return;
-    if (buf->kind == CLATTN_BUF_CL_MEM && ctx && ctx->ocl)
-        cla_ocl_mem_destroy(ctx, buf->ptr);
-    else if (buf->kind == CLATTN_BUF_HOST)
+    if (buf->kind == CLATTN_BUF_CL_MEM && ctx && ctx->ocl) {
+        if (!cla_context_lost(ctx))
+            cla_ocl_mem_destroy(ctx, buf->ptr);
+    } else if (buf->kind == CLATTN_BUF_HOST) {
         free(buf->ptr);
+    }
     memset(buf, 0, sizeof *buf);
 }
 
@@ -550,6 +558,9 @@ clattn_status clattn_context_measure(clattn_context *ctx, clattn_measure what, s
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT,
                         "measure %d of %zu bytes into %s", (int)what, bytes,
                         value ? "a value" : "NULL");
+    const clattn_status st = cla_context_check(ctx);
+    if (st != CLATTN_OK)
+        return st;
     if (ctx->ocl)
         return cla_ocl_measure(ctx, (int32_t)what, bytes, value);
     *value = what == CLATTN_MEASURE_READ

@@ -3,6 +3,8 @@
 #ifndef CLA_CONTEXT_INTERNAL_H
 #define CLA_CONTEXT_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "caps.h"
 #include "clattn/attention.h"
 #include "problem.h"
@@ -32,10 +34,18 @@ struct clattn_context {
     struct cla_worker *worker; // CPU path on cl_mem; made when first needed
     int32_t jobs;              // asynchronous jobs of the CPU path that have not ended
     struct cla_known *known;   // of cla_context_learn()
-    struct clattn_plan *kept;  // plan of the last clattn_attention_f32()
-    clattn_attention_desc kept_desc;
-    void (*kept_release)(struct clattn_plan **plan);
+    // Not guarded: a child may be forked while another thread holds the mutex, which nobody then
+    // gives back, so the CPU path takes none.
+    _Atomic(struct clattn_plan *) kept; // plan of the last clattn_attention_f32()
+    unsigned forks; // cla_os_forks() where the context was made
 };
+
+// Whether this process is a child of the one that made the context, and the context is of OpenCL:
+// drivers do not outlive a fork, so nothing of theirs may be touched, not even to release it.
+bool cla_context_lost(const clattn_context *ctx);
+
+// CLATTN_OK; for a lost context CLATTN_ERR_NO_OPENCL, with the reason in the log.
+clattn_status cla_context_check(const clattn_context *ctx);
 
 // The context's worker, started on first use; NULL if memory ran out.
 struct cla_worker *cla_context_worker(clattn_context *ctx);
@@ -48,7 +58,7 @@ void cla_context_job_ended(clattn_context *ctx);
 // runs out.
 bool cla_context_knows(clattn_context *ctx, const void *name, size_t size);
 void cla_context_learn(clattn_context *ctx, const void *name, size_t size);
-void cla_known_free(struct cla_known *known);
+void cla_context_forget(clattn_context *ctx); // all of it
 
 // For cla_call_check(); NULL where the context has no OpenCL.
 cla_mem_fn cla_context_mem_facts(const clattn_context *ctx);

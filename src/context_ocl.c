@@ -82,6 +82,15 @@ done:
     return st;
 }
 
+static clattn_status check_compiler(const struct cla_log *log, const struct cla_caps *caps)
+{
+    if (caps->compiler)
+        return CLATTN_OK;
+    return cla_fail(log, CLATTN_ERR_UNSUPPORTED,
+                    "device %s (%s) has no compiler of OpenCL C 1.2, or is not available",
+                    caps->name, caps->version);
+}
+
 clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t index)
 {
     clattn_status st = CLATTN_OK;
@@ -96,9 +105,7 @@ clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t ind
     if (index >= n)
         CLA_TRY(cla_fail(log, CLATTN_ERR_NO_DEVICE, "device %d is gone, there are %d", (int)index,
                          (int)n));
-    if (!list[index].caps.compiler)
-        CLA_TRY(cla_fail(log, CLATTN_ERR_UNSUPPORTED, "device %d (%s) has no OpenCL C compiler",
-                         (int)index, list[index].caps.name));
+    CLA_TRY(check_compiler(log, &list[index].caps));
     ctx->ocl->device = list[index].device;
     const cl_context_properties props[] = {CL_CONTEXT_PLATFORM,
                                            (cl_context_properties)list[index].platform, 0};
@@ -168,13 +175,16 @@ static clattn_status check_adopted(const struct cla_cl *cl, const struct cla_log
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "cl_ctx is %s, cl_dev is %s",
                         cl_ctx ? "set" : "NULL", cl_dev ? "set" : "NULL");
     CLA_CL(cl->GetContextInfo(cl_ctx, CL_CONTEXT_DEVICES, 0, NULL, &bytes));
-    devices = malloc(bytes + sizeof *devices);
+    if (bytes > CLA_CL_COUNT_MAX * sizeof *devices)
+        CLA_TRY(cla_cl_check(log, CL_INVALID_VALUE, "clGetContextInfo(CL_CONTEXT_DEVICES)"));
+    devices = calloc(1, bytes + sizeof *devices);
     if (!devices)
         CLA_TRY(cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %zu bytes", bytes));
     CLA_CL(cl->GetContextInfo(cl_ctx, CL_CONTEXT_DEVICES, bytes, devices, NULL));
     // PoCL names the device that a sub-device was cut from, so its parents will do.
     bool found = false;
-    for (cl_device_id d = cl_dev; d && !found; d = parent_of(cl, d))
+    int depth = 0; // a driver may name a device as its own parent
+    for (cl_device_id d = cl_dev; d && !found && depth < 8; d = parent_of(cl, d), depth++)
         for (size_t i = 0; i < bytes / sizeof *devices; i++)
             found = found || devices[i] == d;
     if (!found)
@@ -231,6 +241,7 @@ clattn_status clattn_context_create_opencl(const clattn_context_desc *desc, cl_c
     CLA_TRY(cla_cl_open(d.opencl_library, log, &ctx->ocl->cl));
     CLA_TRY(check_adopted(ctx->ocl->cl, log, cl_ctx, cl_dev, queue));
     CLA_TRY(cla_cl_device_caps(ctx->ocl->cl, log, cl_dev, &ctx->caps));
+    CLA_TRY(check_compiler(log, &ctx->caps));
     cla_context_lower(&d, &ctx->caps);
     CLA_CL(ctx->ocl->cl->RetainContext(cl_ctx));
     ctx->ocl->context = cl_ctx;
@@ -522,7 +533,7 @@ static clattn_status self_test_once(clattn_context *ctx, const char *options, si
 
 clattn_status cla_ocl_self_test(clattn_context *ctx)
 {
-    const size_t items = ctx->caps.max_group >= SELF_TEST_ITEMS ? SELF_TEST_ITEMS : 1;
+    const size_t items = cla_caps_items(&ctx->caps) >= SELF_TEST_ITEMS ? SELF_TEST_ITEMS : 1;
     char options[64];
     snprintf(options, sizeof options, "-cl-std=CL1.2 -DITEMS=%d", (int)items);
     return ctx->caps.quirks & CLA_QUIRK_OWN_CACHE ? self_test_once(ctx, options, items)

@@ -56,7 +56,8 @@ static clattn_status prepare(struct measure *m, const char *function)
     } else {
         m->width = 1;
         m->chains = 8;
-        m->local = caps->max_group >= 256 ? 256 : caps->max_group ? caps->max_group : 1;
+        const size_t most = cla_caps_items(caps);
+        m->local = most >= 256 ? 256 : most ? most : 1;
         m->global = units * 8 * m->local;
     }
     snprintf(options, sizeof options, "-cl-std=CL1.2 -DW=%d -DCHAINS=%d -DITEMS=%d", m->width,

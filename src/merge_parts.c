@@ -95,6 +95,7 @@ clattn_status cla_merge_op(clattn_context *ctx, const clattn_merge_call *in,
                 sizeof out->data.args);
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call is NULL");
+    CLA_TRY(cla_context_check(ctx));
     CLA_TRY(cla_struct_in("clattn_merge_call", in, CLA_SIZE_TO(clattn_merge_call, lse), &c,
                           sizeof c, log));
     CLA_TRY(check_fields(&c, log));

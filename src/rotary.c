@@ -137,6 +137,7 @@ clattn_status cla_rotate_op(clattn_context *ctx, const clattn_rotary_call *in,
                 sizeof out->data.args);
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call is NULL");
+    CLA_TRY(cla_context_check(ctx));
     CLA_TRY(cla_struct_in("clattn_rotary_call", in, CLA_SIZE_TO(clattn_rotary_call, faults), &c,
                           sizeof c, log));
     CLA_TRY(check_fields(&c, log));

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "call_memory.h"
 #include "host/host.h"
 #include "host/softmax.h"
 #include "ref/softmax.h"
@@ -131,6 +132,8 @@ clattn_status clattn_softmax_plan_create(clattn_context *ctx, const clattn_softm
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "out is NULL");
     struct cla_softmax s;
     clattn_status st = check_desc(desc, &ctx->log, &s);
+    if (st == CLATTN_OK)
+        st = cla_context_check(ctx);
     if (st != CLATTN_OK)
         return st;
     clattn_softmax_plan *plan = calloc(1, sizeof *plan);
@@ -150,7 +153,8 @@ void clattn_softmax_plan_destroy(clattn_softmax_plan **pplan)
 {
     if (!pplan || !*pplan)
         return;
-    cla_softmax_release(&(*pplan)->kernels);
+    if (!cla_context_lost((*pplan)->ctx))
+        cla_softmax_release(&(*pplan)->kernels);
     free(*pplan);
     *pplan = NULL;
 }
@@ -241,11 +245,11 @@ static clattn_status reach(const struct cla_log *log, const char *name, size_t o
     return CLATTN_OK;
 }
 
-static clattn_status check_rows(clattn_context *ctx, const char *name, const clattn_buf *buf,
-                                int32_t dtype, int64_t rows, int64_t len, int64_t stride,
-                                int64_t *offset, size_t *end_bytes)
+static clattn_status check_rows(const struct cla_log *log, struct cla_facts *facts,
+                                const char *name, const clattn_buf *buf, int32_t dtype,
+                                int64_t rows, int64_t len, int64_t stride, int64_t *offset,
+                                size_t *end_bytes)
 {
-    const struct cla_log *log = &ctx->log;
     const size_t elem = cla_softmax_elem_bytes(dtype);
     if (stride < len)
         return cla_fail(log, CLATTN_ERR_STRIDE, "stride_%s is %lld, less than len %lld", name,
@@ -256,13 +260,13 @@ static clattn_status check_rows(clattn_context *ctx, const char *name, const cla
                         (int)buf->kind, (int)CLATTN_BUF_CL_MEM, name, (unsigned)buf->reserved);
     clattn_status st = reach(log, name, buf->offset_bytes, elem, rows, len, stride, end_bytes);
     if (st == CLATTN_OK && *end_bytes)
-        st = cla_buf_check(name, buf, elem, *end_bytes, cla_context_mem_facts(ctx), ctx, log);
+        st = cla_buf_check(name, buf, elem, *end_bytes, cla_facts_fn(facts), facts, log);
     *offset = (int64_t)(buf->offset_bytes / elem);
     return st;
 }
 
-static clattn_status check_overlaps(clattn_context *ctx, const struct cla_softmax *s,
-                                    struct cla_softmax_call *c)
+static clattn_status check_overlaps(const struct cla_log *log, struct cla_facts *facts,
+                                    const struct cla_softmax *s, struct cla_softmax_call *c)
 {
     const struct cla_buf_range r[] = {{"y", &c->y, c->y_end_bytes},
                                       {"lse", &c->lse, c->lse_end_bytes},
@@ -274,8 +278,8 @@ static clattn_status check_overlaps(clattn_context *ctx, const struct cla_softma
     for (int i = 0; i < 3; i++) {
         for (int k = i + 1; k < 4; k++) {
             const bool own = c->in_place && i == 0 && k == 3;
-            if (!own && cla_ranges_overlap(&r[i], &r[k], cla_context_mem_facts(ctx), ctx))
-                return cla_fail(&ctx->log, CLATTN_ERR_OVERLAP,
+            if (!own && cla_ranges_overlap(&r[i], &r[k], cla_facts_fn(facts), facts))
+                return cla_fail(log, CLATTN_ERR_OVERLAP,
                                 "%s (bytes %zu to %zu) overlaps %s (bytes %zu to %zu)", r[i].name,
                                 r[i].buf->offset_bytes, r[i].end_bytes, r[k].name,
                                 r[k].buf->offset_bytes, r[k].end_bytes);
@@ -292,8 +296,11 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
     const struct cla_log *log = &ctx->log;
     const struct cla_softmax *s = &plan->s;
     clattn_softmax_call call;
+    struct cla_facts facts;
+    cla_facts_begin(&facts, cla_context_mem_facts(ctx), ctx);
     if (!in)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "call is NULL");
+    CLA_TRY(cla_context_check(ctx));
     CLA_TRY(cla_struct_in("clattn_softmax_call", in,
                           CLA_SIZE_TO(clattn_softmax_call, workspace), &call, sizeof call, log));
     CLA_TRY(cla_check_bits(log, "call.set", call.set, CLATTN_SOFTMAX_SET_SCALE));
@@ -313,12 +320,12 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
         .stride_y = call.stride_y ? call.stride_y : call.len,
         .scale = scaled ? call.scale : 1.0f,
         .x = call.x, .y = call.y, .lse = call.lse, .workspace = call.workspace};
-    CLA_TRY(check_rows(ctx, "x", &call.x, s->dtype_x, call.rows, call.len, out->stride_x,
+    CLA_TRY(check_rows(log, &facts, "x", &call.x, s->dtype_x, call.rows, call.len, out->stride_x,
                        &out->x_offset, &out->x_end_bytes));
-    CLA_TRY(check_rows(ctx, "y", &call.y, s->dtype_y, call.rows, call.len, out->stride_y,
+    CLA_TRY(check_rows(log, &facts, "y", &call.y, s->dtype_y, call.rows, call.len, out->stride_y,
                        &out->y_offset, &out->y_end_bytes));
     if (s->lse)
-        CLA_TRY(check_rows(ctx, "lse", &call.lse, CLATTN_DTYPE_F32, call.rows, 1, 1,
+        CLA_TRY(check_rows(log, &facts, "lse", &call.lse, CLATTN_DTYPE_F32, call.rows, 1, 1,
                            &out->lse_offset, &out->lse_end_bytes));
     const size_t need = workspace_bytes(plan, call.rows, call.len);
     if (need && call.workspace.kind != CLATTN_BUF_ABSENT) {
@@ -328,10 +335,10 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
                              call.workspace.offset_bytes, need));
         out->workspace_end_bytes = call.workspace.offset_bytes + need;
         CLA_TRY(cla_buf_check("workspace", &call.workspace, sizeof(float),
-                              out->workspace_end_bytes, cla_context_mem_facts(ctx), ctx, log));
+                              out->workspace_end_bytes, cla_facts_fn(&facts), &facts, log));
         out->workspace_offset = (int64_t)(call.workspace.offset_bytes / sizeof(float));
     }
-    CLA_TRY(check_overlaps(ctx, s, out));
+    CLA_TRY(check_overlaps(log, &facts, s, out));
 done:
     return st;
 }

@@ -145,14 +145,9 @@ enum {
     CACHE_BYTES_CPU = 32768
 };
 
-static int32_t dim_of(const struct cla_problem *p)
-{
-    return max32(p->dim_qk, p->dim_v);
-}
-
 static size_t local_bytes(const struct group_tile *g, int32_t chunk_d, const struct cla_problem *p)
 {
-    const bool keeps_kv = p->algo == CLATTN_ALGO_FUSED_KV_OUTER && chunk_d >= dim_of(p);
+    const bool keeps_kv = p->algo == CLATTN_ALGO_FUSED_KV_OUTER && chunk_d >= cla_tile_dim(p);
     return (size_t)CLA_GROUP_LOCAL_BYTES(g->tile_q, g->tile_k, chunk_d) +
            (keeps_kv ? (size_t)CLA_GROUP_KEPT_BYTES(g->tile_k, chunk_d) : 0);
 }
@@ -161,7 +156,7 @@ static size_t local_bytes(const struct group_tile *g, int32_t chunk_d, const str
 // rows.
 static int32_t decent_chunk(const struct cla_problem *p, const struct cla_caps *caps)
 {
-    const int32_t dim = dim_of(p);
+    const int32_t dim = cla_tile_dim(p);
     const int32_t most = caps->type == CLA_DEVICE_CPU ? CHUNKS_MOST_CPU : CHUNKS_MOST;
     if (p->algo == CLATTN_ALGO_FUSED_KV_OUTER)
         return CLA_ROUND_UP4(dim);
@@ -174,7 +169,7 @@ static int32_t decent_chunk(const struct cla_problem *p, const struct cla_caps *
 static int32_t chunk_that_fits(const struct group_tile *g, const struct cla_problem *p,
                                int32_t least, size_t limit)
 {
-    const int32_t dim = dim_of(p);
+    const int32_t dim = cla_tile_dim(p);
     for (int32_t parts = 1; parts <= dim; parts *= 2) {
         const int32_t chunk = CLA_ROUND_UP4((dim + parts - 1) / parts);
         if (chunk < least)
@@ -183,11 +178,6 @@ static int32_t chunk_that_fits(const struct group_tile *g, const struct cla_prob
             return chunk;
     }
     return 0;
-}
-
-static size_t max_items(const struct cla_caps *caps)
-{
-    return min_size(caps->max_group, caps->max_items[0]);
 }
 
 // Floats that an item sums up: scores, O, which is doubled where rounding errors are carried along,
@@ -251,7 +241,7 @@ static bool suits_subgroups(const struct cla_caps *caps, const struct group_tile
 static struct cla_tile group_choice(const struct group_tile *g, int32_t chunk_d,
                                     const struct cla_problem *p, const struct cla_caps *caps)
 {
-    const int32_t dim = dim_of(p);
+    const int32_t dim = cla_tile_dim(p);
     struct cla_tile t = {
         .kernel = CLATTN_KERNEL_GROUP,
         .tile_q = g->tile_q,
@@ -274,9 +264,9 @@ static void note_group(struct cla_notes *refusals, const struct group_tile *g,
                        const struct cla_problem *p, const struct cla_caps *caps, int32_t least)
 {
     const int32_t items = g->items_q * g->items_k;
-    if ((size_t)items > max_items(caps))
+    if ((size_t)items > cla_caps_items(caps))
         cla_note(refusals, "%s, group shape %d x %d: needs %d work-items, the device allows %zu",
-                 who(p), (int)g->tile_q, (int)g->tile_k, (int)items, max_items(caps));
+                 who(p), (int)g->tile_q, (int)g->tile_k, (int)items, cla_caps_items(caps));
     else if (local_bytes(g, least, p) > local_budget(p, caps))
         cla_note(refusals,
                  "%s, group shape %d x %d: needs %zu bytes of local memory for %d channels, %zu "
@@ -342,7 +332,7 @@ static int next_rows(int k)
 static int rank_group(const struct cla_problem *p, const struct cla_caps *caps, bool subgroups,
                       struct cla_tile *out, int max, struct cla_notes *refusals)
 {
-    struct bounds b = {local_budget(p, caps), max_items(caps), subgroups};
+    struct bounds b = {local_budget(p, caps), cla_caps_items(caps), subgroups};
     int n = 0;
     for (int k = 0, next = 0; k < GROUP_TILES && n < max; k = next) {
         const int32_t rows = group_tiles[k].tile_q;
@@ -374,7 +364,7 @@ static int rank_group(const struct cla_problem *p, const struct cla_caps *caps, 
                  who(p));
     else if (n == 0)
         cla_note(refusals, "%s, group shape: no tile fits work-groups of %zu and %zu bytes of "
-                 "local memory; the smallest needs 1 and %d", who(p), max_items(caps),
+                 "local memory; the smallest needs 1 and %d", who(p), cla_caps_items(caps),
                  caps->local_bytes, (int)local_bytes(&group_tiles[GROUP_TILES - 1], 4, p));
     return n;
 }
@@ -422,8 +412,7 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
                            "needs minutes and gigabytes for this kernel", who(p));
         return 0;
     }
-    const int32_t native = caps->native_width_f32;
-    const int32_t width = native >= 16 ? 16 : native >= 8 ? 8 : 4;
+    const int32_t native = caps->native_width_f32, width = cla_tile_width(caps);
     int n = 0;
     for (int k = 0; k < VECTOR_TILES && n < max; k++) {
         const struct vector_tile *v = &vector_tiles[k];
@@ -458,8 +447,7 @@ static int rank_vector(const struct cla_problem *p, const struct cla_caps *caps,
 int cla_tile_rank_few(const struct cla_problem *p, const struct cla_caps *caps,
                       struct cla_tile *out, struct cla_notes *refusals)
 {
-    const int32_t native = caps->native_width_f32;
-    const int32_t width = native >= 16 ? 16 : native >= 8 ? 8 : 4;
+    const int32_t native = caps->native_width_f32, width = cla_tile_width(caps);
     const int32_t most = min32(width, FEW_ROWS_MOST);
     if (caps->quirks & CLA_QUIRK_SCALARIZES)
         return 0; // the other tiles of the shape say so

@@ -28,9 +28,22 @@ struct cla_tile {
     int32_t vecs_q;  // vector: vectors of rows (QV), tile_q = W * QV; 0 where lanes are channels
     int32_t block_k; // vector: keys in a register block of Q*K^T (RK)
     int32_t block_d; // vector: channels in a register block of P*V (RD)
+    bool named;      // by the caller or a tuning file, not by the planner
     size_t local_bytes; // CLA_GROUP_LOCAL_BYTES and what else stays, 0 for the vector shape
     char reason[192];
 };
+
+// The larger head dimension.
+static inline int32_t cla_tile_dim(const struct cla_problem *p)
+{
+    return p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+}
+
+// Lanes of the vector shape: the device's own width, as far as there are kernels for it.
+static inline int32_t cla_tile_width(const struct cla_caps *caps)
+{
+    return caps->native_width_f32 >= 16 ? 16 : caps->native_width_f32 >= 8 ? 8 : 4;
+}
 
 // A vector tile whose lanes are channels.
 static inline bool cla_tile_is_few(const struct cla_tile *t)

@@ -31,29 +31,18 @@ static bool no(char *why, size_t size, const char *format, ...)
     return false;
 }
 
-static int32_t dim_of(const struct cla_problem *p)
-{
-    return p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
-}
-
 // ---- names -------------------------------------------------------------------------------------
 
 clattn_tile cla_tile_named(const struct cla_tile *t)
 {
-    clattn_tile n = {.kernel = CLATTN_KERNEL_AUTO};
+    // The CPU path has tiles of its own, but none with a kernel shape.
     if (t->kernel == CLATTN_KERNEL_AUTO)
-        return n;
-    n.kernel = t->subgroups ? CLATTN_KERNEL_SUBGROUP : t->kernel;
-    n.tile_q = t->tile_q;
-    n.tile_k = t->tile_k;
-    n.items_q = t->items_q;
-    n.items_k = t->items_k;
-    n.chunk_d = t->chunk_d;
-    n.width = t->width;
-    n.vecs_q = t->vecs_q;
-    n.block_k = t->block_k;
-    n.block_d = t->block_d;
-    return n;
+        return (clattn_tile){.kernel = CLATTN_KERNEL_AUTO};
+    return (clattn_tile){
+        .kernel = t->subgroups ? CLATTN_KERNEL_SUBGROUP : t->kernel,
+        .tile_q = t->tile_q, .tile_k = t->tile_k, .items_q = t->items_q, .items_k = t->items_k,
+        .chunk_d = t->chunk_d, .width = t->width, .vecs_q = t->vecs_q, .block_k = t->block_k,
+        .block_d = t->block_d};
 }
 
 bool cla_tile_same(const clattn_tile *a, const clattn_tile *b)
@@ -83,7 +72,7 @@ void cla_tile_text(const clattn_tile *t, char *text, size_t size)
 static bool check_group(const struct cla_problem *p, const struct cla_caps *caps,
                         struct cla_tile *t, bool subgroups, char *why, size_t size)
 {
-    const int32_t chunk_most = CLA_ROUND_UP4(dim_of(p));
+    const int32_t chunk_most = CLA_ROUND_UP4(cla_tile_dim(p));
     if (t->width || t->vecs_q || t->block_k || t->block_d)
         return no(why, size, "width, vecs_q, block_k and block_d are of the vector shape");
     if (t->items_q < 1 || t->items_k < 1 || t->items_q > ITEMS_MOST || t->items_k > ITEMS_MOST ||
@@ -95,9 +84,9 @@ static bool check_group(const struct cla_problem *p, const struct cla_caps *caps
         return no(why, size, "chunk_d is %d, no multiple of 4 from 4 to %d", (int)t->chunk_d,
                   (int)chunk_most);
     const size_t items = (size_t)(t->items_q * t->items_k);
-    if (items > caps->max_group || items > caps->max_items[0])
+    if (items > cla_caps_items(caps))
         return no(why, size, "needs %zu work-items, the device allows %zu", items,
-                  caps->max_group < caps->max_items[0] ? caps->max_group : caps->max_items[0]);
+                  cla_caps_items(caps));
     t->local_bytes = cla_tile_group_bytes(p, t);
     if (t->local_bytes > caps->local_bytes)
         return no(why, size, "needs %zu bytes of local memory, the device has %zu",
@@ -122,7 +111,7 @@ static size_t private_bytes(const struct cla_problem *p, const struct cla_tile *
     const size_t dim_qk = ((size_t)p->dim_qk + lanes - 1) / lanes * lanes;
     const size_t dim_v = ((size_t)p->dim_v + lanes - 1) / lanes * lanes;
     const bool few = cla_tile_is_few(t), floats = p->dtype_kv == CLATTN_DTYPE_F32;
-    const size_t staged = few ? (size_t)dim_of(p) : dim_v;
+    const size_t staged = few ? (size_t)cla_tile_dim(p) : dim_v;
     size_t bytes = sizeof(float) * (rows * (dim_qk + 2 * dim_v) + 2 * rows * keys);
     if (few ? p->paged : !floats)
         bytes += sizeof(float) * (keys * staged + (size_t)t->block_k * dim_qk);
@@ -180,7 +169,7 @@ bool cla_tile_check(const struct cla_problem *p, const struct cla_caps *caps,
         .kernel = want->kernel, .tile_q = want->tile_q, .tile_k = want->tile_k,
         .items_q = want->items_q, .items_k = want->items_k, .chunk_d = want->chunk_d,
         .width = want->width, .vecs_q = want->vecs_q, .block_k = want->block_k,
-        .block_d = want->block_d};
+        .block_d = want->block_d, .named = true};
     if (want->tile_q < 1 || want->tile_q > ROWS_MOST || want->tile_k < 1 ||
         want->tile_k > KEYS_MOST)
         return no(why, size, "a tile has 1 to %d rows and 1 to %d keys, not %d x %d", ROWS_MOST,
@@ -275,7 +264,7 @@ static bool too_large(const struct cla_problem *p, int32_t tile_q, int32_t tile_
 
 static void add_groups(struct near *n, int32_t kernel)
 {
-    const int32_t dim = dim_of(n->p);
+    const int32_t dim = cla_tile_dim(n->p);
     for (int32_t rows = 1; rows <= 4; rows *= 2)
         for (int32_t items_q = 1; items_q <= 64; items_q *= 2)
             for (int32_t keys = 4; keys <= 8; keys *= 2)
@@ -302,14 +291,9 @@ static bool spills(const struct cla_caps *caps, const clattn_tile *t)
 }
 
 // Vectors of the device's own width, and of twice that.
-static int32_t width_of(const struct cla_caps *caps)
-{
-    return caps->native_width_f32 >= 16 ? 16 : caps->native_width_f32 >= 8 ? 8 : 4;
-}
-
 static void add_vectors(struct near *n)
 {
-    for (int32_t width = width_of(n->caps); width <= 16; width *= 2)
+    for (int32_t width = cla_tile_width(n->caps); width <= 16; width *= 2)
         for (int32_t vecs_q = 1; vecs_q <= 6; vecs_q++)
             for (int32_t block_k = 2; block_k <= 12; block_k += 2)
                 for (int32_t block_d = 2; block_d <= 8; block_d *= 2)
@@ -326,7 +310,7 @@ static void add_vectors(struct near *n)
 
 static void add_few(struct near *n)
 {
-    for (int32_t width = width_of(n->caps); width <= 16; width *= 2)
+    for (int32_t width = cla_tile_width(n->caps); width <= 16; width *= 2)
         for (int32_t rows = 1; rows <= 8; rows *= 2)
             for (int32_t keys = 16; keys <= 256; keys *= 2) {
                 const clattn_tile t = {.kernel = CLATTN_KERNEL_VECTOR, .tile_q = rows,
@@ -345,14 +329,14 @@ int cla_tile_near(const struct cla_problem *p, const struct cla_caps *caps, cons
     for (int k = 0; k < num_base; k++, n.count++)
         if (n.count < max)
             out[n.count] = base[k];
+    bool group = false, subgroup = false, vector = false, few = false;
+    for (int k = 0; k < num_base; k++) {
+        group = group || base[k].kernel == CLATTN_KERNEL_GROUP;
+        subgroup = subgroup || base[k].kernel == CLATTN_KERNEL_SUBGROUP;
+        vector = vector || (base[k].kernel == CLATTN_KERNEL_VECTOR && base[k].vecs_q);
+        few = few || (base[k].kernel == CLATTN_KERNEL_VECTOR && !base[k].vecs_q);
+    }
     for (n.steps = 1; n.steps <= STEPS_MOST; n.steps++) {
-        bool group = false, subgroup = false, vector = false, few = false;
-        for (int k = 0; k < num_base; k++) {
-            group = group || base[k].kernel == CLATTN_KERNEL_GROUP;
-            subgroup = subgroup || base[k].kernel == CLATTN_KERNEL_SUBGROUP;
-            vector = vector || (base[k].kernel == CLATTN_KERNEL_VECTOR && base[k].vecs_q);
-            few = few || (base[k].kernel == CLATTN_KERNEL_VECTOR && !base[k].vecs_q);
-        }
         if (subgroup)
             add_groups(&n, CLATTN_KERNEL_SUBGROUP);
         if (group)

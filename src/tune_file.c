@@ -102,8 +102,7 @@ static enum cla_store_result read_file(const struct place *at, struct cla_tune *
         cla_store_read(at->folder, at->name, CLA_TUNE_BYTES, &data, &size, why, CLA_TUNE_WHY);
     if (result == CLA_STORE_FAILED && !cla_os_is_folder(at->folder))
         result = CLA_STORE_NONE;
-    // An empty one says nothing, and stands in no writer's way.
-    if (result == CLA_STORE_OK && size && !cla_tune_parse(data, size, false, tune, why))
+    if (result == CLA_STORE_OK && !cla_tune_parse(data, size, false, tune, why))
         result = CLA_STORE_FAILED;
     free(data);
     return result;
@@ -159,8 +158,8 @@ static void drop_refused(const clattn_context *ctx, struct cla_tune *tune)
     }
     if (kept < tune->rows)
         cla_logf(&ctx->log, CLATTN_LOG_WARN,
-                 "%s: %d rows for this device name tiles that it cannot have and do not count; the "
-                 "first: %s", tune->source, tune->rows - kept, first);
+                 "tuning %s: %d rows for this device name tiles that it cannot have and do not "
+                 "count; the first: %s", tune->source, tune->rows - kept, first);
     tune->rows = kept;
 }
 
@@ -180,14 +179,12 @@ static void load_file(const clattn_context *ctx, const char *path, struct cla_tu
         // A default file that nobody wrote is nothing to speak of.
         if (path)
             cla_logf(&ctx->log, CLATTN_LOG_WARN, "tuning file %s is ignored: %s", path, why);
-        else if (result != CLA_STORE_NONE)
-            cla_logf(&ctx->log, CLATTN_LOG_WARN, "tuning file %s/%s is ignored: %s", at.folder,
-                     at.name, why);
+        else
+            cla_logf(&ctx->log, result == CLA_STORE_NONE ? CLATTN_LOG_DEBUG : CLATTN_LOG_WARN,
+                     "tuning file %s/%s is ignored: %s", at.folder, at.name, why);
         return;
     }
     set_source(tune, &at);
-    if (tune->devices == 0) // as after a crash, or `touch`
-        cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s: nothing is in it", tune->source);
     cla_tune_select(tune, device, &stale);
     drop_refused(ctx, tune);
     if (stale)

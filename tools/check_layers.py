@@ -29,7 +29,7 @@ LAYER_OF_NAME = {
     "base": 1, "problem": 2, "call": 2, "call_memory": 2, "caller": 2, "sequence": 2,
     "softmax_call": 2, "caps": 2, "tile": 2, "tune": 2, "device_rank": 2,
     "tile_check": 2, "tune_table": 2, "tune_text": 2,
-    "context": 4, "known": 4, "tune_file": 4, "context_ocl": 4, "measure_ocl": 4,
+    "context": 4, "context_state": 4, "tune_file": 4, "context_ocl": 4, "measure_ocl": 4,
     "plan": 6, "list_tiles": 7,
     "attention": 7, "attention_ocl": 7, "warm_up": 7, "softmax": 7, "softmax_ocl": 7,
     "softmax_plan": 7,

@@ -83,9 +83,9 @@ static void name_item(struct tune_item *item)
     tool_shape_text(&item->p, shape, sizeof shape);
     tool_features_text(&item->p, features, sizeof features);
     tool_dtypes_text(&item->p, types, sizeof types);
-    snprintf(item->name, sizeof item->name, "%s%s%s, %s, %s", shape,
-             strcmp(features, "none") ? " " : "", strcmp(features, "none") ? features : "", types,
-             tool_algo_words[item->p.algo]);
+    const bool any = strcmp(features, "none") != 0;
+    snprintf(item->name, sizeof item->name, "%s%s%s, %s, %s", shape, any ? " " : "",
+             any ? features : "", types, tool_algo_words[item->p.algo]);
 }
 
 // Bad files are the user's, unlike the library's own. No other shape would fare better.

@@ -15,10 +15,11 @@ run_packages=(
   libjansson-dev libsmartcols-dev
 )
 # mesa-opencl-icd brings rusticl with llvmpipe; gnuplot draws the plots of clattn-bench; libclc-15
-# is for tools/gpu_compile_check, which fetches the rest of its compilers itself.
+# is for tools/gpu_compile_check, which fetches the rest of its compilers itself; libclang-rt-dev
+# has the sanitizers and libFuzzer for tools/fuzz.sh.
 test_packages=(
-  abigail-tools
-  g++ clang libomp-dev binutils python3-venv
+  abigail-tools valgrind
+  g++ clang libclang-rt-dev libomp-dev binutils python3-venv
   libcmocka-dev ocl-icd-opencl-dev mesa-opencl-icd oclgrind gnuplot-nox
   libclc-15
 )

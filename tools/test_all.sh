@@ -3,19 +3,25 @@
 # Installs what the tests need (Debian 12, as root or through sudo) and runs all of them: with gcc
 # and clang, on every OpenCL device that a machine without a GPU can have, and without OpenCL.
 #
-#   tools/test_all.sh                        all of them, within 25 minutes on 2 cores
-#   tools/test_all.sh --full                 wider selections of cases on each device, for hours
-#   tools/test_all.sh [--full] [--no-install] STEP...
-#                                            only these steps, see `steps` below, and their builds
+#   tools/test_all.sh                   all of them, within 25 minutes on 2 cores
+#   tools/test_all.sh --full            wider selections of cases on each device, and further steps,
+#                                       for hours: tools/ci_full.sh
+#   tools/test_all.sh [OPTION...] STEP...
+#                                       only these steps, see `steps` below, and their builds
+#   --no-install                        what is missing is not installed
+#   --resume                            steps that passed in this folder, with the same options and
+#                                       sources, are not run again, but counted
 #
 # A device that can't be found is a failure. BUILD_DIR says where to build (default: build in the
-# repository). The last line reads "N passed, N failed"; the exit status is 0 when none failed.
+# repository). The last lines are a table of the steps, which is also in BUILD_DIR/summary.txt, and
+# "N passed, N failed"; the exit status is 0 when none failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Long ones first, since two run at a time.
-steps=(build pocl llvmpipe oclgrind intel sanitize host pocl-cbs no-opencl minilm install
-       gpu_compile)
+# Long ones first, since two run at a time; each makes the builds that it needs.
+steps=(intel sanitize pocl oclgrind llvmpipe host fuzz threads gpu_compile pocl-cbs no-opencl
+       minilm install)
+full_steps=(random failures) # with --full only
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
 intel_packages=(intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0)
@@ -35,7 +41,8 @@ log=$build/step.log
 passed=0
 failed=0
 skipped=0
-full=no # yes: the wider selections
+full=no   # yes: the wider selections
+resume=no # yes: what has passed is not run again
 
 say() {
   printf '%s\n' "$*"
@@ -59,7 +66,7 @@ check() { # check WHAT COMMAND...: one test; its output is shown when it fails
 
 run_step() { # run_step NAME &: leaves steps/NAME.out and steps/NAME.counts
   step=$1
-  rm -f "$build/steps/$step.counts"
+  rm -f "$build/steps/$step.counts" "$build/steps/$step.passed"
   passed=0
   failed=0
   skipped=0
@@ -79,6 +86,7 @@ finish_step() { # finish_step NAME STATUS: shows what the step said and takes it
     counts[1]=$((counts[1] + 1))
     say "  FAILED: the step ended with exit status $2"
   fi
+  [ "${counts[1]}" -gt 0 ] || printf '%s\n' "$sources" >"$build/steps/$1.passed"
   passed=$((passed + counts[0]))
   failed=$((failed + counts[1]))
   skipped=$((skipped + counts[2]))
@@ -87,15 +95,22 @@ finish_step() { # finish_step NAME STATUS: shows what the step said and takes it
 }
 
 run_steps() { # run_steps JOBS NAME...: at most JOBS at once
-  local jobs=$1 name pid status running=()
+  local jobs=$1 pid status running=()
   shift
   while [ $# -gt 0 ] || [ "${#running[@]}" -gt 0 ]; do
     while [ $# -gt 0 ] && [ "${#running[@]}" -lt "$jobs" ]; do
+      if [ "$resume" = yes ] && [ "$(cat "$build/steps/$1.passed" 2>/dev/null)" = "$sources" ]; then
+        say "== $1: passed before"
+        finish_step "$1" 0
+        shift
+        continue
+      fi
       say "== $1: started"
       run_step "$1" &
       running[$!]=$1
       shift
     done
+    [ "${#running[@]}" -gt 0 ] || break
     status=0
     wait -n -p pid "${!running[@]}" || status=$?
     finish_step "${running[$pid]}" "$status"
@@ -107,6 +122,7 @@ run_steps() { # run_steps JOBS NAME...: at most JOBS at once
 
 compile() { # compile NAME: sets up $build/NAME once and builds it
   local dir=$build/$1 options=(-Dwerror=true -Dtests=enabled -Dtools=enabled) compiler=gcc
+  local targets=()
   case $1 in
     gcc) ;;
     # Assertions are on here, and off in gcc and no-opencl, which are what users get.
@@ -117,9 +133,16 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
       ;;
     no-opencl) options+=(-Dopencl=disabled -Doptimization=1 -Dtest_widths=false) ;;
     sanitize)
-      options+=(-Dopencl=disabled --buildtype=debugoptimized "-Db_sanitize=address,undefined")
+      options+=(--buildtype=debugoptimized "-Db_sanitize=address,undefined")
       # The vector widths that tests add take the same ways through the code.
       [ "$full" = yes ] || options+=(-Dtest_widths=false)
+      ;;
+    threads)
+      # A lock that OpenMP takes is none that this sanitizer knows.
+      compiler=clang
+      options=(-Dwerror=true -Dtests=enabled -Dtools=disabled -Dtest_widths=false -Dopenmp=disabled
+               --buildtype=debugoptimized -Doptimization=1 -Db_sanitize=thread -Db_lundef=false)
+      targets=(tests/test_threads)
       ;;
   esac
   rm -f "$build/$1.built"
@@ -127,11 +150,24 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
     rm -rf "$dir"
     CC=$compiler meson setup "$dir" "${options[@]}" || return 1
   fi
-  ninja -C "$dir" --quiet -k 0 && touch "$build/$1.built"
+  ninja -C "$dir" -j "$(nproc)" --quiet -k 0 "${targets[@]}" && touch "$build/$1.built"
 }
 
-have() { # have NAME: whether that build is good; a step without its build counts as failed
+have() { # have NAME: makes that build, once in a run; without it the step has failed
+  exec 8>"$build/$1.lock"
+  flock 8
+  [ -f "$build/$1.tried" ] || check "build $1" compile "$1"
+  touch "$build/$1.tried"
+  exec 8>&-
   [ -f "$build/$1.built" ] || { fail "there is no build $1"; return 1; }
+}
+
+programs_of() { # programs_of BUILD SUITE,... GREP-ARGUMENT...: names of their programs
+  local dir=$build/$1 suites
+  IFS=, read -ra suites <<<"$2"
+  shift 2
+  meson test -C "$dir" --no-rebuild --list "${suites[@]/#/--suite=}" 2>/dev/null |
+    sed 's|.* / ||' | sort -u | grep -E "$@"
 }
 
 # ---- devices -----------------------------------------------------------------------------------
@@ -211,17 +247,12 @@ suites() { # suites BUILD RUN SECONDS ARGUMENT...: `meson test` with these, unde
   fi
 }
 
-device_programs() { # device_programs GREP-ARGUMENT...: names of programs of the suite `device`
-  meson test -C "$build/${of_build:-gcc}" --no-rebuild --suite device --list 2>/dev/null |
-    sed 's|.* / ||' | grep -E "$@"
-}
-
 # Programs named "... cpu" are for the CPU path, which the step `host` has.
 device_suite() { # device_suite NAME SECONDS [BUT]: the suite on one device, without programs BUT
   local programs
   use_device "$1"
   have gcc || return 0
-  mapfile -t programs < <(device_programs -v " cpu( dot)?\$|^(${3:-})\$")
+  mapfile -t programs < <(programs_of gcc device -v " cpu( dot)?\$|^(${3:-})\$")
   suites gcc "$1" "$2" "${programs[@]}"
 }
 
@@ -234,48 +265,34 @@ slow_device_suite() { # slow_device_suite NAME SECONDS WIDE [BUT]: likewise, but
   fi
   use_device "$1"
   have gcc || return 0
-  mapfile -t programs < <(device_programs "^($3)\$")
+  mapfile -t programs < <(programs_of gcc device "^($3)\$")
   suites gcc "$1" "$2" "${programs[@]}"
-  mapfile -t programs < <(device_programs -v " cpu( dot)?\$|^($3|${4:-})\$")
+  mapfile -t programs < <(programs_of gcc device -v " cpu( dot)?\$|^($3|${4:-})\$")
   device_env+=(CLATTN_TEST_SMALL=1)
   suites gcc "$1-small" "$2" "${programs[@]}"
 }
 
 # ---- the steps ---------------------------------------------------------------------------------
 
-builds_of() { # builds_of STEP: what it runs on
-  case $1 in
-    build) echo gcc clang no-opencl sanitize ;;
-    host) echo gcc clang ;;
-    no-opencl | sanitize) echo "$1" ;;
-    *) echo gcc ;;
-  esac
-}
-
-step_build() { # what the chosen steps need
-  local name needed
-  needed=$(for name in "${chosen[@]}"; do builds_of "$name"; done | tr ' ' '\n' | sort -u)
-  for name in $needed; do
-    check "build $name" compile "$name"
-  done
-}
-
 step_host() {
   use_device pocl # the tools are tested on it here
-  local programs
+  local programs but='banks|run_features'
   # What takes a minute: the tools' features run on the CPU path in the step no-opencl, banks of
   # local memory are looked at with --full.
-  mapfile -t programs < <(meson test -C "$build/gcc" --no-rebuild --suite unit --suite header \
-    --suite style --suite tools --list 2>/dev/null | sed 's|.* / ||' |
-    if [ "$full" = yes ]; then cat; else grep -Ev '^(banks|run_features)$'; fi)
-  ! have gcc || suites gcc host 900 "${programs[@]}"
+  [ "$full" = no ] || but=none
+  if have gcc; then
+    mapfile -t programs < <(programs_of gcc unit,header,style,tools -v "^($but)\$")
+    suites gcc host 900 "${programs[@]}"
+    mapfile -t programs < <(programs_of gcc device ' cpu( dot)?$')
+    suites gcc host-device 300 "${programs[@]}"
+  fi
+  # CI compiles with clang in the steps fuzz and threads.
   # Long computations are the same in both, and so are headers and scripts.
-  mapfile -t programs < <(meson test -C "$build/gcc" --no-rebuild --list --suite unit \
-    --suite header 2>/dev/null | sed 's|.* / ||' |
-    grep -Ev '^(banks|host|host_features|binary interface.*)$')
-  ! have clang || suites clang host 300 "${programs[@]}"
-  mapfile -t programs < <(device_programs ' cpu( dot)?$')
-  ! have gcc || suites gcc host-device 300 "${programs[@]}"
+  if [ "$full" = yes ] && have clang; then
+    mapfile -t programs < <(programs_of clang unit,header -v \
+      '^(banks|killed|host|host_features|binary interface.*)$')
+    suites clang host-clang 300 --suite unit --suite header "${programs[@]}"
+  fi
 }
 
 # Programs about what the host does, whichever device it has.
@@ -323,34 +340,105 @@ race_is_reported() { # a kernel with a race, to see that reports are recognised
 
 step_oclgrind() {
   check "a data race is reported" race_is_reported
+  have gcc || return 0
+  use_device oclgrind
+  [ "$full" = no ] || device_env+=(CLATTN_TEST_PAIRS=1)
+  # The test of the test: kernels with a fault put into them are reported, and so not forbidden.
+  suites gcc kernel-faults 900 --suite simulator "kernel faults"
+  # Every kernel on tiny problems. What host and results are about is other devices' work.
   forbid=(--forbid "$oclgrind_report")
+  suites gcc simulator 1800 --suite simulator simulator "simulator, what is not written yet"
+  suites gcc traffic 600 --suite traffic
+  [ "$full" = yes ] || return 0
+  check "every barrier and bound is needed" env "${device_env[@]}" timeout --foreground 3600 \
+    tests/tools/test_kernel_faults.py --simulator "$build/gcc/tests/test_simulator" \
+    --kernels cl --long
   # Oclgrind has one kernel running at a time and waits for ever where a user event is set later.
   # The programs about what the host refuses and decides have nothing for it to find.
-  # Nor have those whose kernels other programs run, and whose problems are large; and the
-  # operations around attention, where work-items read nothing that another has written.
-  local host='identities|invalid|refusals|refused_memory|ceilings|append|rotary|merge'
-  local large='agreement|long|offsets|minilm|cases|fused|edges|feature_identities'
-  host+='|tuned|allocations'
-  device_suite oclgrind 1200 "$host_programs|subgroups|unfused|($host|$large) opencl"
-  ! have gcc || suites gcc oclgrind-traffic 600 --suite traffic
+  # Nor have those whose kernels other programs run, and whose problems are large.
+  local host='identities|invalid|refusals|refused_memory|ceilings|tuned|allocations'
+  local large='agreement|long|offsets|minilm|cases|fused|edges|feature_identities|range'
+  device_suite oclgrind 7200 "$host_programs|subgroups|unfused|($host|$large) opencl"
 }
 
 step_no_opencl() {
-  ! have no-opencl || suites no-opencl no-opencl 600 \
-    --suite unit --suite header --suite tools --suite device \
-    --no-suite timing # which the step host has on the CPU path too
+  have no-opencl || return 0
+  # The CPU path has no other code here: its long computations are the step host's.
+  local programs but='host|host_features|(long|fused|family|softmax|features|stress|range) cpu'
+  [ "$full" = no ] || but=none
+  mapfile -t programs < <(programs_of no-opencl unit,header,tools,device -v "^($but|bench)\$")
+  suites no-opencl no-opencl 600 "${programs[@]}"
 }
 
 step_sanitize() {
-  device_env=(UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1)
+  local ubsan=UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+  device_env=("$ubsan" "OCL_ICD_VENDORS=$build/no-vendors")
+  mkdir -p "$build/no-vendors"
   have sanitize || return 0
-  # Each run of the suite `timing` times for seconds.
-  suites sanitize sanitize 600 --suite unit --suite tools --no-suite timing
+  # Each run of the suite `timing` times for seconds, and banks of local memory are arithmetic.
+  local programs but='banks|bench'
+  [ "$full" = no ] || but=bench
+  mapfile -t programs < <(programs_of sanitize unit,tools -v "^($but)\$")
+  suites sanitize sanitize 1200 "${programs[@]}"
   # The programs left out look at numbers, along the ways that the others go.
-  local programs of_build=sanitize
-  mapfile -t programs < <(device_programs ' cpu( dot)?$' | grep -Ev '^(fused|family) cpu$')
+  mapfile -t programs < <(programs_of sanitize device ' cpu( dot)?$' |
+    grep -Ev '^(fused|family) cpu$')
   suites sanitize sanitize-device 600 "${programs[@]}"
+  # What a driver is part of, on one of them.
+  use_device pocl
+  device_env+=("$ubsan" CLATTN_TEST_SMALL=1)
+  if [ "$full" = yes ]; then
+    mapfile -t programs < <(programs_of sanitize device ' opencl$')
+  else
+    programs=("features opencl" "fork opencl" "threads opencl" "steady opencl")
+  fi
+  suites sanitize sanitize-pocl 7200 "${programs[@]}"
 }
+
+# Eight threads under ThreadSanitizer, and the CPU path under Valgrind.
+step_threads() {
+  use_device pocl
+  ! have threads || suites threads threads 300 "threads cpu" "threads opencl"
+  local options=()
+  [ "$full" = no ] || options=(--long)
+  ! have gcc || check "memcheck" tools/memcheck.sh "${options[@]}" "$build/gcc"
+}
+
+step_fuzz() {
+  local options=(--seconds 3)
+  [ "$full" = no ] || options=(--long)
+  check "fuzz" env "BUILD_DIR=$build/fuzz" tools/fuzz.sh "${options[@]}"
+}
+
+# ---- with --full only --------------------------------------------------------------------------
+
+# Random problems of every feature on every algorithm; a failure prints its seed.
+step_random() {
+  have gcc || return 0
+  check "install ${intel_packages[*]}" install_intel
+  local device
+  check "random problems on the CPU path" env CLATTN_TEST_RANDOM=5000 "CLATTN_TEST_SEED=$RANDOM" \
+    timeout --foreground 7200 "$build/gcc/tests/test_stress" cpu
+  for device in intel pocl llvmpipe; do
+    use_device "$device"
+    check "random problems on $device" env "${device_env[@]}" CLATTN_TEST_RANDOM=300 \
+      "CLATTN_TEST_SEED=$RANDOM" timeout --foreground 14400 "$build/gcc/tests/test_stress" opencl
+    check "ends of the range on $device" env "${device_env[@]}" CLATTN_TEST_FORMATS=1 \
+      CLATTN_TEST_ALGOS=fused,two_loop,fused_kv_outer,split_kv,unfused \
+      timeout --foreground 14400 "$build/gcc/tests/test_range" opencl
+    check "random combinations on $device" env "${device_env[@]}" COUNT=100 \
+      timeout --foreground 14400 tools/test_long.sh "$build/gcc"
+  done
+}
+
+# Every single call of OpenCL and every allocation fails.
+step_failures() {
+  use_device llvmpipe
+  device_env+=(CLATTN_TEST_EVERY=1)
+  ! have gcc || suites gcc failures 14400 failures "allocations cpu" "allocations opencl"
+}
+
+# ---- the installed library ---------------------------------------------------------------------
 
 readme_example() { # readme_example N: the N-th C program of the README, against what was installed
   local source=$build/stage/example$1.c
@@ -435,26 +523,34 @@ step_minilm() {
 install=yes
 chosen=()
 for argument in "$@"; do
-  case " --no-install --full ${steps[*]} " in
+  case " --no-install --full --resume ${steps[*]} ${full_steps[*]} " in
     *" $argument "*) ;;
     *)
-      say "usage: tools/test_all.sh [--full] [--no-install] [STEP...], steps: ${steps[*]}" >&2
+      say "usage: tools/test_all.sh [--full] [--no-install] [--resume] [STEP...]" >&2
+      say "steps: ${steps[*]}; for hours: ${full_steps[*]}" >&2
       exit 2
       ;;
   esac
   case $argument in
     --no-install) install=no ;;
     --full) full=yes ;;
+    --resume) resume=yes ;;
     *) chosen+=("$argument") ;;
   esac
 done
-[ "${#chosen[@]}" -gt 0 ] || chosen=("${steps[@]}")
+if [ "${#chosen[@]}" -eq 0 ]; then
+  chosen=("${steps[@]}")
+  [ "$full" = no ] || chosen+=("${full_steps[@]}")
+fi
+# What a step that passed has passed with.
+sources="full=$full $(find cl docs/features.md include meson* src tests tools README.md -type f \
+  ! -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)"
 
 # What the caller's environment says about devices must not change what is tested.
 unset CLATTN_DEVICE CLATTN_KERNEL_DIR CLATTN_CACHE_DIR CLATTN_TUNE_FILE CLATTN_LOG
 # Examples and tools use the program cache, in a folder of this build.
 export XDG_CACHE_HOME=$build/cache/xdg
-unset CLATTN_CACHE CLATTN_CACHE_MAX_MIB CLATTN_TUNE
+unset CLATTN_CACHE CLATTN_CACHE_MAX_MIB CLATTN_TUNE CLATTN_MAX_LOCAL_BYTES CLATTN_MAX_GROUP
 unset OCL_ICD_VENDORS OCL_ICD_FILENAMES RUSTICL_ENABLE POCL_WORK_GROUP_METHOD LD_LIBRARY_PATH
 # Test programs run side by side: threads that wait must not take the cores from those that work.
 export OMP_WAIT_POLICY=passive
@@ -464,21 +560,20 @@ trap 'trap "" TERM; kill -TERM 0; exit 130' INT
 
 [ "$install" = no ] || tools/setup.sh test
 mkdir -p "$build/steps" "$build/cache/pocl" "$build/cache/pocl-cbs" "$build/cache/mesa"
+rm -f "$build"/*.tried
 table=()
-run_steps 1 build
-rest=()
-for step in "${chosen[@]}"; do
-  [ "$step" = build ] || rest+=("$step")
-done
-run_steps 2 "${rest[@]}"
+run_steps 2 "${chosen[@]}"
 
+{
+  say "$(printf '%-10s %8s %8s %8s %9s' step passed failed skipped time)"
+  printf '%s\n' "${table[@]}"
+  say "all of it took $SECONDS s"
+  if [ "$skipped" -gt 0 ]; then
+    say "$passed passed, $failed failed, $skipped skipped"
+  else
+    say "$passed passed, $failed failed"
+  fi
+} >"$build/summary.txt"
 say
-say "$(printf '%-10s %8s %8s %8s %9s' step passed failed skipped time)"
-printf '%s\n' "${table[@]}"
-say "all of it took $SECONDS s"
-if [ "$skipped" -gt 0 ]; then
-  say "$passed passed, $failed failed, $skipped skipped"
-else
-  say "$passed passed, $failed failed"
-fi
+cat "$build/summary.txt"
 [ "$failed" -eq 0 ]

@@ -59,7 +59,8 @@ typedef enum clattn_status {
     CLATTN_ERR_UNSUPPORTED = 8,
     /// No device fits the selector, or there is none of the kind that was asked for.
     CLATTN_ERR_NO_DEVICE = 9,
-    /// The OpenCL library could not be opened, or this build has none.
+    /// The OpenCL library could not be opened, or this build has none, or this process is a child
+    /// that was forked after it was opened.
     CLATTN_ERR_NO_OPENCL = 10,
     /// Host or device memory ran out.
     CLATTN_ERR_OUT_OF_MEMORY = 11,

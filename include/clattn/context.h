@@ -14,6 +14,15 @@ extern "C" {
 /// One device: an OpenCL device, or the built-in CPU path. Owns kernel texts, the compiled
 /// programs, and one worker thread that starts when it is first needed.
 /// Thread-safety: safe; a context may be used from several threads at once, except destroy.
+///
+/// Fork: a context of the CPU path works on in a child of fork(), with one thread where its parent
+/// had used more, and gives the same bits there. OpenCL drivers do not outlive a fork. So in the
+/// child each call with an OpenCL context of the parent, or with a plan of one, but those that only
+/// tell, returns CLATTN_ERR_NO_OPENCL, and destroying it, its plans or its memory leaves them as
+/// they are, on purpose. A child whose parent had opened OpenCL through clattn, if only to count
+/// devices, finds none itself: the best device is the CPU path there, with a warning. To use OpenCL
+/// in children, fork before, or start them anew (Python: "spawn"). Drivers that an application
+/// opened itself, and OpenMP regions of its own, are not known here.
 typedef struct clattn_context clattn_context;
 
 /// Bits of clattn_context_desc.flags.
@@ -159,7 +168,10 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 ///                                      $CLATTN_MAX_* that is no number or out of range
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector
-///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL
+///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL, or
+///                                      this process was forked after it was opened
+///         CLATTN_ERR_UNSUPPORTED       the named device has no compiler of OpenCL C 1.2, or is not
+///                                      available
 ///         CLATTN_ERR_SELF_TEST, CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL  the named device fails
 ///         CLATTN_ERR_OUT_OF_MEMORY
 /// Threads: any.

@@ -28,7 +28,7 @@ extern "C" {
 ///
 /// @param desc       NULL = all defaults. `device` is ignored.
 /// @param cl_ctx     The application's context.
-/// @param cl_dev     One of its devices.
+/// @param cl_dev     One of its devices, or a sub-device of one.
 /// @param queue      Queue for clattn_attention_run() and for trials at plan time, retained; NULL
 ///                   = clattn makes one of its own.
 /// @param out        Receives the context; NULL on failure.

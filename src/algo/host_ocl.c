@@ -115,6 +115,8 @@ static clattn_status map_all(struct host_job *job)
         job->ptr[i] = cl->EnqueueMapBuffer(
             job->queue, job->mem[i], CL_TRUE, b->output ? CL_MAP_WRITE : CL_MAP_READ,
             b->begin_bytes, b->end_bytes - b->begin_bytes, 0, NULL, NULL, &code);
+        if (code == CL_SUCCESS && !job->ptr[i])
+            code = CL_MAP_FAILURE; // a driver that says one thing and does another
         CLA_TRY(cla_cl_check(log, code, "clEnqueueMapBuffer"));
     }
 done:
@@ -156,6 +158,16 @@ clattn_status cla_host_work_run(clattn_context *ctx, const struct cla_host_work 
 
 // ---- asynchronous ------------------------------------------------------------------------------
 
+// Ends a user event. Whoever waits for one that is never set waits for ever, so a call that fails
+// is made once more, and then says so.
+static void end_event(clattn_context *ctx, cl_event event, cl_int status)
+{
+    const struct cla_cl *cl = ctx->ocl->cl;
+    const cl_int code = cl->SetUserEventStatus(event, status);
+    if (cla_cl_check(&ctx->log, code, "clSetUserEventStatus") != CLATTN_OK)
+        cl->SetUserEventStatus(event, CL_OUT_OF_RESOURCES);
+}
+
 // On the worker: does the work, and sets the user event whatever happened.
 static void run_job(void *arg)
 {
@@ -163,9 +175,7 @@ static void run_job(void *arg)
     clattn_context *ctx = job->ctx;
     if (job->status == CLATTN_OK)
         map_and_compute(job);
-    ctx->ocl->cl->SetUserEventStatus(job->finished,
-                                     job->status == CLATTN_OK ? CL_COMPLETE
-                                                              : CL_OUT_OF_RESOURCES);
+    end_event(ctx, job->finished, job->status == CLATTN_OK ? CL_COMPLETE : CL_OUT_OF_RESOURCES);
     job_free(job);
     cla_context_job_ended(ctx);
 }
@@ -248,7 +258,7 @@ clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_w
     }
 done:
     if (job && behind) // nobody else will end what waits for it
-        cl->SetUserEventStatus(finished, CL_OUT_OF_RESOURCES);
+        end_event(ctx, finished, CL_OUT_OF_RESOURCES);
     if (finished)
         cl->ReleaseEvent(finished);
     if (behind)

@@ -16,8 +16,8 @@ static int32_t items_of(const struct cla_caps *caps)
     int32_t items = 1;
     if (cla_caps_vector_shape(caps))
         return 1;
-    while (items < ITEMS_MAX && 2 * (size_t)items <= caps->max_group &&
-           2 * (size_t)items <= caps->max_items[0] && 8 * (size_t)items <= caps->local_bytes)
+    while (items < ITEMS_MAX && 2 * (size_t)items <= cla_caps_items(caps) &&
+           8 * (size_t)items <= caps->local_bytes)
         items *= 2;
     return items;
 }

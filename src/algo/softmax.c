@@ -14,7 +14,10 @@ enum {
 struct cla_softmax_shape cla_softmax_shape(const struct cla_caps *caps, int32_t kernel)
 {
     struct cla_softmax_shape s = {.least_part = LEAST_PART};
-    s.groups = caps->compute_units * GROUPS_PER_UNIT;
+    // A driver may say anything.
+    s.groups = caps->compute_units < INT32_MAX / GROUPS_PER_UNIT
+                   ? caps->compute_units * GROUPS_PER_UNIT
+                   : INT32_MAX;
     if (kernel == CLATTN_KERNEL_VECTOR ||
         (kernel == CLATTN_KERNEL_AUTO && cla_caps_vector_shape(caps))) {
         s.width = caps->native_width_f32 >= 16 ? 16 : caps->native_width_f32 >= 8 ? 8 : 4;
@@ -22,7 +25,7 @@ struct cla_softmax_shape cla_softmax_shape(const struct cla_caps *caps, int32_t 
         snprintf(s.reason, sizeof s.reason, "a work-item a row, vectors of %d entries",
                  (int)s.width);
     } else {
-        size_t most = caps->max_group < caps->max_items[0] ? caps->max_group : caps->max_items[0];
+        size_t most = cla_caps_items(caps);
         if (most > caps->local_bytes / 8)
             most = caps->local_bytes / 8; // a maximum and a sum of each item
         s.width = 4;

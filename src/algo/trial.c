@@ -10,7 +10,11 @@
 #include "ref/ref.h"
 #include "sequence.h"
 
-enum { TRIAL_LEN_Q = 5, TRIAL_GROUP_MAX = 3, TRIAL_SPLITS = 3, TRIAL_BEFORE = 2 };
+enum {
+    TRIAL_LEN_Q = 5, TRIAL_GROUP_MAX = 3, TRIAL_SPLITS = 3, TRIAL_BEFORE = 2,
+    // Products of the reference at most where there are more queries than that: some milliseconds.
+    TRIAL_PRODUCTS = 4000000
+};
 
 // All memory of a trial, taken piece by piece from one allocation.
 struct trial {
@@ -74,7 +78,7 @@ static struct cla_vector take_ints(struct trial *t, int32_t n, int32_t first, in
 
 static struct cla_mask take_mask(struct trial *t, bool is_mask, int32_t len_kv)
 {
-    const size_t n = (size_t)(TRIAL_LEN_Q * len_kv);
+    const size_t n = (size_t)(t->call.len_q * len_kv);
     const int32_t dtype = is_mask ? CLATTN_DTYPE_I8 : t->p.dtype_bias;
     struct cla_mask m = {.buf = take_elems(t, n, dtype, -1.0f, 1.0f),
                          .stride = {0, 0, len_kv, 1},
@@ -91,22 +95,38 @@ static struct cla_mask take_mask(struct trial *t, bool is_mask, int32_t len_kv)
     return m;
 }
 
-// One sequence of one key head. Packed, it stands between tokens of nobody.
-static void describe(struct trial *t, const struct cla_problem *p, int32_t len_kv)
+// Queries of a trial with `group` heads. What the planner chooses is from tables that tests go
+// through; of a tile that somebody else names all rows are tried, and some of the tile behind it,
+// if that is no great work.
+static int32_t queries(const struct cla_problem *p, const struct cla_tile *tile, int32_t group,
+                       int32_t len_kv)
 {
+    const int64_t products = (int64_t)(p->dim_qk + p->dim_v) * len_kv;
+    const int64_t whole = (tile->tile_q + 3 + group - 1) / group;
+    const int64_t most = TRIAL_PRODUCTS / (products * group);
+    const int64_t n = !tile->named ? TRIAL_LEN_Q : whole < most ? whole : most;
+    return n > TRIAL_LEN_Q ? (int32_t)n : TRIAL_LEN_Q;
+}
+
+// One sequence of one key head: one whole tile of keys and a ragged one. Packed, it stands between
+// tokens of nobody.
+static void describe(struct trial *t, const struct cla_problem *p, const struct cla_tile *tile)
+{
+    const int32_t group = p->group < TRIAL_GROUP_MAX ? p->group : TRIAL_GROUP_MAX;
+    const int32_t len_kv = tile->tile_k + 3, len_q = queries(p, tile, group, len_kv);
     t->p = *p;
     t->p.heads_kv = 1;
-    t->p.group = p->group < TRIAL_GROUP_MAX ? p->group : TRIAL_GROUP_MAX;
-    t->p.heads_q = t->p.group;
+    t->p.group = t->p.heads_q = group;
     t->p.num_splits = TRIAL_SPLITS; // of the algorithm that cuts the keys
-    t->call = (struct cla_call){.batch = 1, .len_q = TRIAL_LEN_Q, .len_kv = len_kv,
+    t->call = (struct cla_call){.batch = 1, .len_q = len_q, .len_kv = len_kv,
                                 .scale = 1.0f / sqrtf((float)p->dim_qk),
                                 .softcap = p->softcap ? 0.7f : 0.0f,
-                                .left = p->window ? len_kv - TRIAL_LEN_Q / 2 : -1,
+                                .left = !p->window ? -1
+                                        : len_kv > len_q / 2 ? len_kv - len_q / 2 : 1,
                                 .right = p->causal ? 0 : p->window ? 1 : -1,
                                 // Memory that a trial before this one left may hold the answer.
                                 .bring_outputs = true};
-    t->call.total_q = p->packed_q ? TRIAL_LEN_Q + 2 * TRIAL_BEFORE : 0;
+    t->call.total_q = p->packed_q ? len_q + 2 * TRIAL_BEFORE : 0;
     t->call.total_kv = p->packed_kv ? len_kv + 2 * TRIAL_BEFORE : 0;
     if (p->paged)
         t->call.num_pages = t->call.max_pages = (len_kv + p->page_size - 1) / p->page_size;
@@ -168,10 +188,10 @@ static void place_buffers(struct trial *t)
         .k_scale = c->k_scale.buf.ptr, .v_scale = c->v_scale.buf.ptr};
 }
 
-static bool make(struct trial *t, const struct cla_problem *p, int32_t len_kv)
+static bool make(struct trial *t, const struct cla_problem *p, const struct cla_tile *tile)
 {
     t->seed = 20231;
-    describe(t, p, len_kv);
+    describe(t, p, tile);
     place_buffers(t);
     t->memory = malloc(t->used);
     t->used = 0;
@@ -240,8 +260,7 @@ clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
     if (has_key && cla_context_knows(ctx, &key, sizeof key))
         return CLATTN_OK;
     memset(&t, 0, sizeof t);
-    // One whole key tile and a ragged one.
-    if (!make(&t, p, tile->tile_k + 3))
+    if (!make(&t, p, tile))
         CLA_TRY(cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "trial: no memory"));
     CLA_TRY(cla_ref_forward(&t.p, &t.call, &t.mem));
     const struct cla_extent e = {t.call.batch, t.call.len_q, t.call.len_kv, false};

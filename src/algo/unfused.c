@@ -40,7 +40,7 @@ static int propose(const struct cla_algo *self, const struct cla_problem *p,
     static const char *const softmax[] = {"", "naive", "safe", "online"};
     if (max < 1 || !cla_tiled_compiles(self, caps, refusals))
         return 0;
-    size_t most = caps->max_group < caps->max_items[0] ? caps->max_group : caps->max_items[0];
+    const size_t most = cla_caps_items(caps);
     int32_t items = 1;
     while (items < ITEMS_MAX && 2 * (size_t)items <= most)
         items *= 2;

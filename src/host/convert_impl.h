@@ -120,11 +120,12 @@ VEC_INLINE void vec_store_f16(uint16_t *p, vf x)
 
 VEC_INLINE void vec_store_bf16(uint16_t *p, vf x)
 {
-    const vi u = (vi)x;
-    const vi nan = (vi)(x != x);
-    // The lowest bit that stays makes ties go to even. Bits that a sign is copied into are cut off.
-    const vi rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-    const vi bits = (nan & (u >> 16 | 0x40)) | (~nan & rounded);
+    const vu u = (vu)x; // unsigned: rounding a NaN up may pass the largest int
+    const vu nan = (vu)(x != x);
+    // The lowest bit that stays makes ties go to even. Masked, since then compilers pack by one
+    // instruction.
+    const vu rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+    const vu bits = (nan & (u >> 16 | 0x40)) | (~nan & rounded);
     const vh h = __builtin_convertvector(bits & 0xffff, vh);
     memcpy(p, &h, sizeof h);
 }

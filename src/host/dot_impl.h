@@ -11,12 +11,20 @@
 //
 // The sum of a row is that of the weights before they are rounded, which keeps LSE a float's; each
 // weight of O is off by up to 2^-8 of itself, as much as O loses when it is stored. What the
-// instruction leaves out: denormals count as zeros. A row that is not finite, or close to it, is
-// computed again in float (tile_mend()), which knows what is hidden and what overflows.
+// instruction leaves out: denormals count as zeros, those of products too. A row that is not
+// finite, or close to it, is computed again in float (tile_mend()), which knows what is hidden and
+// what overflows.
 
 #include "host/dot.h"
 
 _Static_assert(!CLA_HOST_DOT || RK % 2 == 0, "a tile of keys is whole pairs");
+
+// Products below 2^-126 are lost, which a scale up to this one leaves far below what scores are
+// rounded by. A larger one may make scores of them: such a call is computed in float.
+VEC_INLINE bool dot_scales(float scale)
+{
+    return scale >= -0x1p20f && scale <= 0x1p20f;
+}
 
 // Copies rows of n keys of K from pages. Pages that are not in the pool give zeros.
 static void dot_copy_k(const struct keys *k, int32_t key, int32_t n, uint16_t *to)

@@ -12,13 +12,10 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#if defined(__unix__) || defined(__APPLE__)
-#include <unistd.h>
-#define HAVE_FORK 1
-#endif
 
 #include "host/kernel.h"
 #include "sequence.h"
+#include "util/os.h"
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
@@ -71,51 +68,32 @@ const struct cla_host_kernel *const *cla_host_kernels(void)
 #endif
 }
 
-#ifdef _OPENMP
-#ifdef HAVE_FORK
-// A child that was forked after a parallel region hangs in its first one with libgomp, whose
-// threads it does not have. So the process of the first region is noted, and a child of it stays
-// with one thread.
-static _Atomic long region_pid;
-
-static bool threads_lost(void)
-{
-    const long pid = atomic_load(&region_pid);
-    return pid != 0 && pid != (long)getpid();
-}
-
-void cla_host_note_region(void)
-{
-    long none = 0;
-    atomic_compare_exchange_strong(&region_pid, &none, (long)getpid());
-}
-#else
-static bool threads_lost(void)
-{
-    return false;
-}
-
-void cla_host_note_region(void)
-{
-}
-#endif
-#endif
-
-#ifndef _OPENMP
-void cla_host_note_region(void)
-{
-}
-#endif
-
 int32_t cla_host_threads(int32_t requested)
 {
 #ifdef _OPENMP
-    if (threads_lost())
-        return 1;
     const int32_t n = requested > 0 ? requested : omp_get_max_threads();
     return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
 #else
     (void)requested;
+    return 1;
+#endif
+}
+
+// A child that was forked after a parallel region hangs in its first one with libgomp, whose
+// threads it does not have. So the process of the first region is noted, 1 + its number of forks,
+// and a child of it stays with one thread.
+int32_t cla_host_team(int32_t threads)
+{
+#ifdef _OPENMP
+    static atomic_uint region_in;
+    if (threads <= 1)
+        return 1;
+    unsigned in = atomic_load_explicit(&region_in, memory_order_relaxed);
+    if (in == 0 && cla_os_watch_forks())
+        atomic_compare_exchange_strong(&region_in, &in, 1 + cla_os_forks());
+    return in == 0 || in == 1 + cla_os_forks() ? threads : 1;
+#else
+    (void)threads;
     return 1;
 #endif
 }
@@ -179,10 +157,9 @@ static void cut_call(struct cut *c, int32_t threads)
     const struct cla_call *call = c->f.call;
     const double flops = 2.0 * call->batch * p->heads_q * call->len_q * (double)call->len_kv *
                          (p->dim_qk + p->dim_v);
-    // A forked child has one thread, but must cut as its parent did: same call, same bits.
-    const int32_t team = cla_host_threads(threads);
-    if (threads < team)
-        threads = team;
+    // By the threads that were asked for, whether there are as many or not, as in a forked child:
+    // same call, same bits.
+    threads = cla_host_threads(threads);
     if (flops < MIN_PARALLEL_FLOPS)
         threads = 1;
     c->rows = (int64_t)call->len_q * p->group;
@@ -201,9 +178,7 @@ static void cut_call(struct cut *c, int32_t threads)
             c->splits = 1;
     }
     c->jobs = whole * c->splits;
-    c->threads = threads < team ? threads : team;
-    if (c->jobs < c->threads)
-        c->threads = (int32_t)c->jobs;
+    c->threads = cla_host_team(c->jobs < threads ? (int32_t)c->jobs : threads);
     c->part_floats = c->splits > 1 ? (size_t)c->tile_q * ((size_t)p->dim_v + 2) : 0;
 }
 
@@ -334,7 +309,6 @@ static void run_serial(const struct cut *c)
 static void run_threads(const struct cut *c)
 {
 #ifdef _OPENMP
-    cla_host_note_region();
 #pragma omp parallel num_threads(c->threads)
     {
         const int32_t thread = omp_get_thread_num();

@@ -20,7 +20,7 @@ int32_t cla_host_width(void);
 // Floats in a vector, rows a thread owns at once, keys in a tile, for the plan info.
 void cla_host_tile(const struct cla_problem *p, int32_t *width, int32_t *tile_q, int32_t *tile_k);
 
-// Threads that `requested` (0 = default) stands for.
+// Threads that `requested` (0 = default) stands for; by these work is cut.
 int32_t cla_host_threads(int32_t requested);
 
 // One forward pass. `call` gives lengths, strides, window and scale; its buffers are not looked at.

@@ -87,8 +87,9 @@ extern const struct cla_host_kernel *cla_host_dot_stand_in;
 // The kernel that plans of this kind run.
 const struct cla_host_kernel *cla_host_kernel_of(const struct cla_problem *p);
 
-// To be called before each parallel region, see threads_lost() in host.c.
-void cla_host_note_region(void);
+// Threads that a parallel region that begins now may have: `threads`, or 1 in a child that was
+// forked after an earlier one.
+int32_t cla_host_team(int32_t threads);
 
 // As cla_host_forward(), with a given kernel.
 clattn_status cla_host_forward_with(const struct cla_host_kernel *kernel,

@@ -42,6 +42,7 @@ static double run_part(const struct peak *k, int32_t part, int32_t parts)
 static double best_of(const struct peak *k, int32_t threads, int runs)
 {
     double best = 0.0;
+    (void)threads; // a build without OpenMP has one
     for (int run = 0; run < runs; run++) {
         double work = 0.0;
         uint64_t start = 0, end = 0;
@@ -76,7 +77,7 @@ static double best_of(const struct peak *k, int32_t threads, int runs)
 double cla_host_peak_fma(int32_t threads, bool brief)
 {
     struct peak k = {.kernel = cla_host_kernels()[0], .count = 1000000};
-    return best_of(&k, cla_host_threads(threads), brief ? BRIEF_RUNS : RUNS);
+    return best_of(&k, cla_host_team(cla_host_threads(threads)), brief ? BRIEF_RUNS : RUNS);
 }
 
 double cla_host_peak_read(int32_t threads, size_t bytes)
@@ -90,7 +91,7 @@ double cla_host_peak_read(int32_t threads, size_t bytes)
     for (size_t i = 0; i < k.floats; i++)
         data[i] = 1.0f;
     k.data = data;
-    const double rate = best_of(&k, cla_host_threads(threads), RUNS);
+    const double rate = best_of(&k, cla_host_team(cla_host_threads(threads)), RUNS);
     free(data);
     return rate;
 }

@@ -18,10 +18,9 @@ static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t reques
                                      void (*one)(const void *what, int64_t row), const void *what)
 {
 #ifdef _OPENMP
-    const int32_t threads =
-        (double)rows * (double)elems < CLA_MIN_PARALLEL_ELEMS ? 1 : cla_host_threads(requested);
-    if (threads > 1 && rows > 1) {
-        cla_host_note_region();
+    const bool few = rows < 2 || (double)rows * (double)elems < CLA_MIN_PARALLEL_ELEMS;
+    const int32_t threads = few ? 1 : cla_host_team(cla_host_threads(requested));
+    if (threads > 1) {
 #pragma omp parallel for schedule(static) num_threads(threads)
         for (int64_t r = 0; r < rows; r++)
             one(what, r);

@@ -39,7 +39,8 @@ VEC_INLINE void vec_cap(vf *x, float softcap, float inverse, const int n)
         const vi sign = (vi)y[i] & (vi)vec_splat(-0.0f);
         const vf large = (vf)((vi)((one - e[i]) / (one + e[i])) | sign);
         const vi small = (vi)(vec_abs(y[i]) < vec_splat(0.6f));
-        x[i] = cap * vec_select(small, y[i] * p, large);
+        // x again in place of cap * y: y of a large cap may be below the range.
+        x[i] = vec_select(small, x[i] * p, cap * large);
     }
 }
 

@@ -235,7 +235,6 @@ static void all_parts(const struct rows *t, enum step step, int32_t threads)
     (void)threads;
 #ifdef _OPENMP
     if (threads > 1) {
-        cla_host_note_region();
 #pragma omp parallel for schedule(static) num_threads(threads)
         for (int64_t id = 0; id < n; id++)
             one_part(t, id, step);
@@ -252,7 +251,6 @@ static void all_rows(const struct rows *t, int32_t threads)
     (void)threads;
 #ifdef _OPENMP
     if (threads > 1) {
-        cla_host_note_region();
 #pragma omp parallel for schedule(static) num_threads(threads)
         for (int64_t r = 0; r < n; r++)
             whole_row(t, r);
@@ -280,6 +278,8 @@ clattn_status cla_host_softmax(const struct cla_softmax *s, const struct cla_sof
         t.part_len = (call->len + t.parts - 1) / t.parts;
         t.parts = (call->len + t.part_len - 1) / t.part_len;
     }
+    // A forked child has one thread, but cuts as its parent did.
+    threads = cla_host_team(threads);
     if (t.parts <= 1) {
         all_rows(&t, threads);
         return CLATTN_OK;

@@ -179,9 +179,9 @@ static void tile_clear(struct tile *t)
         t->l[v] = t->l_hi[v] = vec_splat(0.0f);
     }
     memset(t->o, 0, sizeof(vf) * QV * (size_t)t->dim_v);
-    // Scores of vectors without rows are not computed, but their weights are.
-    if (t->vectors < QV)
-        memset(t->s, 0, sizeof(vf) * QV * TILE_K);
+    // Scores of vectors without rows are not computed; their weights are, from whatever is there.
+    if (t->vectors < QV && !t->dot)
+        memset(t->s, 0, sizeof(vf) * QV * (size_t)t->tile_k);
     if (t->job->key1 - t->job->key0 >= FLUSH_KEYS)
         memset(t->o_hi, 0, sizeof(vf) * QV * (size_t)t->dim_v);
 }
@@ -408,7 +408,7 @@ static void run_tile(const struct cla_host_fwd *f, const struct cla_host_job *jo
         next = tile_set_memory(t, next);
         tile_find_rows(t);
         tile_find_o(t);
-        t->dot = CLA_HOST_DOT && cla_host_takes_dot(p);
+        t->dot = CLA_HOST_DOT && cla_host_takes_dot(p) && dot_scales(f->call->scale);
         if (CLA_HOST_DOT && t->dot)
             dot_load_q(t);
         else

@@ -233,6 +233,10 @@ static void tile_scores(const struct tile *t, int32_t key, int32_t n)
         const int first = narrow ? 0 : QV - vectors;
         if (vectors < QV && j + step <= n) {
             score_narrow(k, t->k_stride, t->q + first, t->dim_qk, s + first, &ahead, vectors);
+            // Windows hide these keys from the other rows, whose weights are computed before that.
+            for (int32_t i = 0; i < step; i++)
+                for (int v = 0; v < first; v++)
+                    s[i * QV + v] = vec_splat(0.0f);
         } else if (j + RK <= n) {
             step = RK;
             score_block(k, t->k_stride, t->q, t->dim_qk, s, &ahead);
@@ -347,6 +351,8 @@ static void mask_lanes(const struct tile *t, const uint8_t *base, int32_t lanes,
         }
     }
 }
+
+_Static_assert(TQ % 8 == 0, "mask_rows() takes 8 rows at once");
 
 // Reads the boolean mask of n keys. Returns whether a row sees any of them.
 static bool tile_load_mask(struct tile *t, int32_t key, int32_t n)

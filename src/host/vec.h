@@ -36,6 +36,7 @@
 
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
 
 // Most vectors that vec_exp() takes at once: three registers each.
 #define VEC_EXP_MOST (W == 16 ? 8 : 4)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ocl/api.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,9 +87,27 @@ static bool try_library(struct cla_cl *cl, const char *name, char *list, size_t 
     return false;
 }
 
+// Whether this process was forked from one that had opened OpenCL: its drivers have lost their
+// threads, and wait for them for ever. 1 + the number of forks where it was first opened.
+static atomic_uint opened_in;
+
+static bool lost_by_fork(void)
+{
+    const unsigned in = atomic_load_explicit(&opened_in, memory_order_relaxed);
+    return in != 0 && in != 1 + cla_os_forks();
+}
+
 clattn_status cla_cl_open(const char *library, const struct cla_log *log, struct cla_cl **out)
 {
     *out = NULL;
+    if (lost_by_fork()) {
+        cla_logf(log, CLATTN_LOG_WARN,
+                 "no OpenCL: this process was forked after OpenCL was opened, which drivers do not "
+                 "outlive");
+        return CLATTN_ERR_NO_OPENCL;
+    }
+    if (!cla_os_watch_forks())
+        return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to watch for forks");
     struct cla_cl *cl = calloc(1, sizeof *cl);
     if (!cl)
         return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the OpenCL functions");
@@ -110,6 +129,8 @@ clattn_status cla_cl_open(const char *library, const struct cla_log *log, struct
         free(cl);
         return CLATTN_ERR_NO_OPENCL;
     }
+    unsigned none = 0;
+    atomic_compare_exchange_strong(&opened_in, &none, 1 + cla_os_forks());
     char path[512] = "";
     void *function = NULL;
     memcpy(&function, (const void *)&cl->GetPlatformIDs, sizeof function);

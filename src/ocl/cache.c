@@ -269,6 +269,7 @@ bool cla_cache_put(const struct cla_cache *cache, const struct cla_cache_key *ke
         // Room first: who is killed while writing leaves no more behind than there may be.
         cla_store_trim(cache->path, suffix, cache->max_bytes - file_size);
         done = cla_store_write(cache->path, whole.name, file, file_size, why, CLA_CACHE_WHY);
+        cla_store_trim(cache->path, suffix, cache->max_bytes); // others write at the same time
     }
     free(file);
     free(whole.text);

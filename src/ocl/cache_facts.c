@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ocl/cache.h"
+#include "ocl/device.h"
 #include "util/host_facts.h"
 
 // Variables by which drivers are told how to compile: PoCL, Intel's CPU and GPU runtimes, Mesa,
@@ -18,7 +19,6 @@ static const char except[] = "CACHE";
 struct facts {
     const struct cla_cl *cl;
     cl_device_id device;
-    cl_platform_id platform;
     char *text;
     size_t size, room;
     bool failed;
@@ -49,21 +49,14 @@ static void add_number(struct facts *f, const char *name, unsigned long long val
     add(f, name, text);
 }
 
-// A text of the device, or of its platform where there is one to ask.
-static void add_text(struct facts *f, bool of_platform, cl_uint fact, const char *name)
+// A text of the platform where that is not NULL, else of the device.
+static void add_text(struct facts *f, cl_platform_id platform, cl_uint fact, const char *name)
 {
-    size_t size = 0;
-    cl_int code = of_platform ? f->cl->GetPlatformInfo(f->platform, fact, 0, NULL, &size)
-                              : f->cl->GetDeviceInfo(f->device, fact, 0, NULL, &size);
-    char *text = calloc(1, code == CL_SUCCESS ? size + 1 : 1);
-    if (!text) {
+    cl_int code = CL_SUCCESS;
+    char *text = cla_cl_text(f->cl, platform, f->device, fact, &code);
+    if (!text && code == CL_SUCCESS)
         f->failed = true;
-        return;
-    }
-    if (code == CL_SUCCESS)
-        code = of_platform ? f->cl->GetPlatformInfo(f->platform, fact, size, text, NULL)
-                           : f->cl->GetDeviceInfo(f->device, fact, size, text, NULL);
-    add(f, name, code == CL_SUCCESS ? text : "?");
+    add(f, name, text ? text : "?");
     free(text);
 }
 
@@ -79,12 +72,12 @@ static void add_fixed(struct facts *f, cl_device_info fact, const char *name)
 
 static void add_device(struct facts *f)
 {
-    add_text(f, false, CL_DEVICE_NAME, "device");
-    add_text(f, false, CL_DEVICE_VENDOR, "vendor");
-    add_text(f, false, CL_DRIVER_VERSION, "driver");
-    add_text(f, false, CL_DEVICE_VERSION, "version");
-    add_text(f, false, CL_DEVICE_OPENCL_C_VERSION, "language");
-    add_text(f, false, CL_DEVICE_EXTENSIONS, "extensions");
+    add_text(f, NULL, CL_DEVICE_NAME, "device");
+    add_text(f, NULL, CL_DEVICE_VENDOR, "vendor");
+    add_text(f, NULL, CL_DRIVER_VERSION, "driver");
+    add_text(f, NULL, CL_DEVICE_VERSION, "version");
+    add_text(f, NULL, CL_DEVICE_OPENCL_C_VERSION, "language");
+    add_text(f, NULL, CL_DEVICE_EXTENSIONS, "extensions");
     add_fixed(f, CL_DEVICE_TYPE, "type");
     add_fixed(f, CL_DEVICE_VENDOR_ID, "vendor id");
     add_fixed(f, CL_DEVICE_ADDRESS_BITS, "address bits");
@@ -92,13 +85,13 @@ static void add_device(struct facts *f)
     add_fixed(f, CL_DEVICE_MAX_WORK_GROUP_SIZE, "largest group");
     add_fixed(f, CL_DEVICE_LOCAL_MEM_TYPE, "local type");
     add_fixed(f, CL_DEVICE_LOCAL_MEM_SIZE, "local bytes");
-    f->platform = NULL;
-    if (f->cl->GetDeviceInfo(f->device, CL_DEVICE_PLATFORM, sizeof f->platform, &f->platform,
-                             NULL) == CL_SUCCESS &&
-        f->platform) {
-        add_text(f, true, CL_PLATFORM_NAME, "platform");
-        add_text(f, true, CL_PLATFORM_VENDOR, "platform vendor");
-        add_text(f, true, CL_PLATFORM_VERSION, "platform version");
+    cl_platform_id platform = NULL;
+    if (f->cl->GetDeviceInfo(f->device, CL_DEVICE_PLATFORM, sizeof platform, &platform, NULL) ==
+            CL_SUCCESS &&
+        platform) {
+        add_text(f, platform, CL_PLATFORM_NAME, "platform");
+        add_text(f, platform, CL_PLATFORM_VENDOR, "platform vendor");
+        add_text(f, platform, CL_PLATFORM_VERSION, "platform version");
     }
 }
 

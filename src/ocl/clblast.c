@@ -13,8 +13,10 @@ static const char *const usual_names[] = {
 #if defined(_WIN32)
     "clblast.dll",
 #elif defined(__APPLE__)
-    "libclblast.1.dylib",
-    "libclblast.dylib",
+    // By their paths: a bare name would be looked for in the current folder, too.
+    "/opt/homebrew/lib/libclblast.dylib",
+    "/usr/local/lib/libclblast.dylib",
+    "/opt/local/lib/libclblast.dylib",
 #else
     "libclblast.so.1",
     "libclblast.so",

@@ -13,6 +13,25 @@
 #define DEVICE_SUB_GROUP_SIZES 0x4108 // of cl_intel_required_subgroup_size
 #define PLATFORM_NOT_FOUND_KHR (-1001)
 
+char *cla_cl_text(const struct cla_cl *cl, cl_platform_id platform, cl_device_id device,
+                  cl_uint fact, cl_int *code)
+{
+    size_t size = 0;
+    *code = platform ? cl->GetPlatformInfo(platform, fact, 0, NULL, &size)
+                     : cl->GetDeviceInfo(device, fact, 0, NULL, &size);
+    if (*code == CL_SUCCESS && size > CLA_CL_TEXT_MAX)
+        *code = CL_INVALID_VALUE; // no text is that long
+    char *text = *code == CL_SUCCESS ? calloc(size + 1, 1) : NULL;
+    if (text)
+        *code = platform ? cl->GetPlatformInfo(platform, fact, size, text, NULL)
+                         : cl->GetDeviceInfo(device, fact, size, text, NULL);
+    if (*code != CL_SUCCESS) {
+        free(text);
+        text = NULL;
+    }
+    return text;
+}
+
 // One device being asked. A fact that cannot be had is 0, with a debug line.
 struct query {
     const struct cla_cl *cl;
@@ -71,19 +90,10 @@ static size_t get_bytes(const struct query *q, cl_device_info fact, const char *
 static char *get_text(const struct query *q, cl_platform_id platform, cl_uint fact,
                       const char *name)
 {
-    const struct cla_cl *cl = q->cl;
-    size_t size = 0;
-    cl_int code = platform ? cl->GetPlatformInfo(platform, fact, 0, NULL, &size)
-                           : cl->GetDeviceInfo(q->device, fact, 0, NULL, &size);
-    char *text = code == CL_SUCCESS ? calloc(size + 1, 1) : NULL;
-    if (text)
-        code = platform ? cl->GetPlatformInfo(platform, fact, size, text, NULL)
-                        : cl->GetDeviceInfo(q->device, fact, size, text, NULL);
-    if (code != CL_SUCCESS) {
+    cl_int code = CL_SUCCESS;
+    char *text = cla_cl_text(q->cl, platform, q->device, fact, &code);
+    if (code != CL_SUCCESS)
         unknown(q, name, code);
-        free(text);
-        text = NULL;
-    }
     return text;
 }
 
@@ -119,12 +129,24 @@ static bool has_word(const char *list, const char *word)
     return false;
 }
 
+// False where the text says nothing.
+static bool version_of(const char *version, int *major, int *minor)
+{
+    return sscanf(version, "OpenCL %3d.%3d", major, minor) == 2;
+}
+
 static bool version_at_least(const char *version, int major, int minor)
 {
     int a = 0, b = 0;
-    if (sscanf(version, "OpenCL %d.%d", &a, &b) != 2)
-        return false;
-    return a > major || (a == major && b >= minor);
+    return version_of(version, &a, &b) && (a > major || (a == major && b >= minor));
+}
+
+// A driver of OpenCL 1.0 or 1.1 lacks functions that are called here, and a loader jumps to where
+// they are not.
+static bool too_old(const char *version)
+{
+    int major = 0, minor = 0;
+    return version_of(version, &major, &minor) && !version_at_least(version, 1, 2);
 }
 
 // Sizes of sub-groups that a kernel can ask for. One below 8 would leave most of a row's items to
@@ -134,6 +156,8 @@ static int32_t smallest_subgroup(const struct query *q)
     size_t sizes[16] = {0}, bytes = 0, least = 0;
     if (q->cl->GetDeviceInfo(q->device, DEVICE_SUB_GROUP_SIZES, sizeof sizes, sizes, &bytes) !=
         CL_SUCCESS)
+        return 0;
+    if (bytes > sizeof sizes)
         return 0;
     for (size_t i = 0; i < bytes / sizeof sizes[0]; i++)
         if (sizes[i] >= 8 && (least == 0 || sizes[i] < least))
@@ -255,7 +279,8 @@ static cl_int fill_caps(const struct query *q, struct cla_caps *caps)
         return code;
     fill_type(type, caps);
     fill_texts(q, caps);
-    caps->compiler = get_bool(q, CL_DEVICE_AVAILABLE, "CL_DEVICE_AVAILABLE") &&
+    caps->compiler = !too_old(caps->version) &&
+                     get_bool(q, CL_DEVICE_AVAILABLE, "CL_DEVICE_AVAILABLE") &&
                      get_bool(q, CL_DEVICE_COMPILER_AVAILABLE, "CL_DEVICE_COMPILER_AVAILABLE");
     caps->compute_units = get_int(q, CL_DEVICE_MAX_COMPUTE_UNITS, "CL_DEVICE_MAX_COMPUTE_UNITS");
     caps->native_width_f32 =
@@ -292,30 +317,31 @@ static clattn_status platform_devices(const struct cla_cl *cl, const struct cla_
 {
     *ids = NULL;
     *count = 0;
-    cl_uint n = 0;
+    cl_uint n = 0, given = 0;
     char name[300];
-    cl_int code = cl->GetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &n);
-    if (code == CL_DEVICE_NOT_FOUND || (code == CL_SUCCESS && n == 0)) {
-        platform_text(cl, log, platform, name, sizeof name);
-        cla_logf(log, CLATTN_LOG_INFO, "platform %s has no devices", name);
-        return CLATTN_OK;
-    }
     cl_device_id *found = NULL;
-    if (code == CL_SUCCESS) {
+    cl_int code = cl->GetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &n);
+    if (code == CL_SUCCESS && n > CLA_CL_COUNT_MAX)
+        code = CL_INVALID_VALUE;
+    if (code == CL_SUCCESS && n > 0) {
         found = calloc(n, sizeof *found);
         if (!found)
             return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %u devices", n);
-        code = cl->GetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, n, found, NULL);
+        // There can be fewer by now, and a driver may have told what is not so.
+        code = cl->GetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, n, found, &given);
     }
-    if (code != CL_SUCCESS) { // one broken platform does not hide the others
-        platform_text(cl, log, platform, name, sizeof name);
-        cla_logf(log, CLATTN_LOG_WARN, "platform %s was passed over: clGetDeviceIDs: %s (%d)",
-                 name, cla_cl_error_name(code), (int)code);
-        free(found);
+    if (code == CL_SUCCESS && given > 0) {
+        *ids = found;
+        *count = given < n ? given : n;
         return CLATTN_OK;
     }
-    *ids = found;
-    *count = n;
+    free(found);
+    platform_text(cl, log, platform, name, sizeof name);
+    if (code == CL_SUCCESS || code == CL_DEVICE_NOT_FOUND)
+        cla_logf(log, CLATTN_LOG_INFO, "platform %s has no devices", name);
+    else // one broken platform does not hide the others
+        cla_logf(log, CLATTN_LOG_WARN, "platform %s was passed over: clGetDeviceIDs: %s (%d)",
+                 name, cla_cl_error_name(code), (int)code);
     return CLATTN_OK;
 }
 
@@ -372,13 +398,15 @@ clattn_status cla_cl_devices(const struct cla_cl *cl, const struct cla_log *log,
         goto done;
     }
     CLA_TRY(cla_cl_check(log, code, "clGetPlatformIDs"));
+    n = n < CLA_CL_COUNT_MAX ? n : CLA_CL_COUNT_MAX;
     platforms = calloc(n, sizeof *platforms);
     if (!platforms) {
         st = cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %u platforms", n);
         goto done;
     }
-    CLA_CL(cl->GetPlatformIDs(n, platforms, NULL));
-    for (cl_uint i = 0; i < n; i++)
+    cl_uint given = 0;
+    CLA_CL(cl->GetPlatformIDs(n, platforms, &given));
+    for (cl_uint i = 0; i < n && i < given; i++)
         CLA_TRY(add_platform(cl, log, platforms[i], list, count));
 done:
     free(platforms);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ocl/device.h"
 #include "ocl/error.h"
 #include "util/os.h"
 
@@ -141,24 +142,13 @@ static void entry_put(struct cla_programs *p, struct entry *e)
         entry_destroy(p->cl, e);
 }
 
-// Text of the device or of the program's build, which the caller frees; "" where there is none,
-// NULL if memory ran out.
-static char *device_text(const struct cla_programs *p, cl_device_info fact)
-{
-    size_t size = 0;
-    if (p->cl->GetDeviceInfo(p->device, fact, 0, NULL, &size) != CL_SUCCESS)
-        size = 0;
-    char *text = calloc(size + 1, 1);
-    if (text && size && p->cl->GetDeviceInfo(p->device, fact, size, text, NULL) != CL_SUCCESS)
-        text[0] = '\0';
-    return text;
-}
-
+// What the compiler said, which the caller frees; "" where it said nothing, NULL if memory ran out.
 static char *build_log(const struct cla_programs *p, cl_program program)
 {
     const cl_program_build_info fact = CL_PROGRAM_BUILD_LOG;
     size_t size = 0;
-    if (p->cl->GetProgramBuildInfo(program, p->device, fact, 0, NULL, &size) != CL_SUCCESS)
+    if (p->cl->GetProgramBuildInfo(program, p->device, fact, 0, NULL, &size) != CL_SUCCESS ||
+        size > CLA_CL_TEXT_MAX)
         size = 0;
     char *text = calloc(size + 1, 1);
     if (text && size &&
@@ -173,8 +163,9 @@ static char *build_log(const struct cla_programs *p, cl_program program)
 static void log_failure(const struct cla_programs *p, clattn_log_level level, const char *name,
                         const char *options, cl_int code, const char *build)
 {
-    char *device = device_text(p, CL_DEVICE_NAME);
-    char *driver = device_text(p, CL_DRIVER_VERSION);
+    cl_int unknown;
+    char *device = cla_cl_text(p->cl, NULL, p->device, CL_DEVICE_NAME, &unknown);
+    char *driver = cla_cl_text(p->cl, NULL, p->device, CL_DRIVER_VERSION, &unknown);
     cla_logf(p->log, level, "%s does not compile: %s (%d); device %s, driver %s, options %s\n%s",
              name, cla_cl_error_name(code), (int)code, device ? device : "?", driver ? driver : "?",
              *options ? options : "none", build && *build ? build : "(no build log)");
@@ -257,7 +248,8 @@ static void *binary_of(const struct cla_programs *p, cl_program program, size_t 
 {
     void *data = NULL;
     cl_uint n = 0;
-    if (p->cl->GetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof n, &n, NULL) || n == 0)
+    if (p->cl->GetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof n, &n, NULL) || n == 0 ||
+        n > CLA_CL_COUNT_MAX)
         return NULL;
     cl_device_id *devices = calloc(n, sizeof *devices);
     size_t *sizes = calloc(n, sizeof *sizes);

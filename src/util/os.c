@@ -6,6 +6,7 @@
 
 #include "util/os.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,6 +190,46 @@ const char *cla_os_env(const char *name)
 #endif
     return value && *value ? value : NULL;
 }
+
+// Forks
+
+#if defined(_WIN32)
+
+bool cla_os_watch_forks(void)
+{
+    return true;
+}
+
+unsigned cla_os_forks(void)
+{
+    return 0;
+}
+
+#else
+
+// Asking for the process's number instead would be a system call each time.
+static atomic_uint forks;
+static atomic_bool watching; // for good, once it has succeeded
+
+static void count_fork(void)
+{
+    atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
+}
+
+// Two threads at once may both register: a fork then counts twice, which is as good.
+bool cla_os_watch_forks(void)
+{
+    if (!atomic_load(&watching) && pthread_atfork(NULL, NULL, count_fork) == 0)
+        atomic_store(&watching, true);
+    return atomic_load(&watching);
+}
+
+unsigned cla_os_forks(void)
+{
+    return atomic_load_explicit(&forks, memory_order_relaxed);
+}
+
+#endif
 
 // Mutexes, conditions and threads: the thin layer under the worker
 

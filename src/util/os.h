@@ -31,6 +31,13 @@ const char *cla_os_env(const char *name);
 uint64_t cla_os_now_ns(void);
 void cla_os_sleep_ms(unsigned ms);
 
+// How often this process was forked, that is whether it is the one that something was made in: the
+// threads of a parent, and what drivers keep, do not exist in its child. Counted from the first
+// cla_os_watch_forks() on, which is false where that cannot be; children of vfork() and of bare
+// system calls are not noticed.
+bool cla_os_watch_forks(void);
+unsigned cla_os_forks(void);
+
 struct cla_mutex;
 struct cla_mutex *cla_mutex_create(void);
 void cla_mutex_destroy(struct cla_mutex *m);

@@ -121,7 +121,13 @@ static int oldest_first(const void *a, const void *b)
 
 static bool list_files(const char *path, const char *suffix, struct files *files);
 
-// The youngest file's time is the present of the system that keeps the files.
+// A temporary file that no writer can still be at work on. The youngest file's time is the present
+// of the system that keeps the files, which may have another clock.
+static bool is_left_over(const struct file *f, uint64_t now)
+{
+    return is_temporary(f->name) && f->time < now && now - f->time > HOUR;
+}
+
 void cla_store_trim(const char *path, const char *suffix, uint64_t max_bytes)
 {
     struct files files = {0};
@@ -132,15 +138,17 @@ void cla_store_trim(const char *path, const char *suffix, uint64_t max_bytes)
             if (files.list[i].time > now)
                 now = files.list[i].time;
         }
-        if (total > max_bytes)
-            qsort(files.list, files.count, sizeof *files.list, oldest_first);
-        for (size_t i = 0; i < files.count; i++) {
-            const struct file *f = &files.list[i];
-            if (total > max_bytes || (is_temporary(f->name) && now - f->time > HOUR)) {
-                cla_store_remove(path, f->name);
-                total -= f->bytes;
+        qsort(files.list, files.count, sizeof *files.list, oldest_first);
+        // What was left over goes first, whether there is room or not.
+        for (int others = 0; others < 2; others++)
+            for (size_t i = 0; i < files.count; i++) {
+                const struct file *f = &files.list[i];
+                const bool left = is_left_over(f, now);
+                if (others ? !left && total > max_bytes : left) {
+                    cla_store_remove(path, f->name);
+                    total -= f->bytes;
+                }
             }
-        }
     }
     free(files.list);
 }
@@ -195,14 +203,14 @@ enum cla_store_result cla_store_read(const char *path, const char *name, size_t 
     if (!join(path, name, full, sizeof full) ||
         !GetFileAttributesExA(full, GetFileExInfoStandard, &facts))
         return CLA_STORE_NONE;
-    if (!facts.nFileSizeHigh && !facts.nFileSizeLow) {
-        no(why, why_size, "%s is empty", full);
-        return CLA_STORE_NONE;
-    }
     if (facts.dwFileAttributes & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_REPARSE_POINT) ||
         facts.nFileSizeHigh || facts.nFileSizeLow > max_bytes) {
         no(why, why_size, "%s is no plain file, or too large", full);
         return CLA_STORE_REFUSED;
+    }
+    if (!facts.nFileSizeHigh && !facts.nFileSizeLow) {
+        no(why, why_size, "%s is empty", full);
+        return CLA_STORE_NONE;
     }
     *data = cla_os_read_file(full, size);
     if (*data)
@@ -374,7 +382,11 @@ static bool write_all(int file, const char *data, size_t size)
 // Where the file system has no such thing, the bytes are as safe as it makes them.
 static bool on_disk(int file)
 {
-    return fsync(file) == 0 || errno == EINVAL || errno == EROFS;
+    int result;
+    do
+        result = fsync(file);
+    while (result != 0 && errno == EINTR);
+    return result == 0 || errno == EINVAL || errno == EROFS || errno == ENOTSUP;
 }
 
 static enum cla_store_result read_file(int file, const char *name, size_t max_bytes, void **data,

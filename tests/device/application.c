@@ -1,15 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "application.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "compare.h"
 #include "run_case.h"
 #include "thread.h"
 
 struct application app;
+
+// ---- programs -----------------------------------------------------------------------------------
+
+static char cache_folder[64];
+
+bool app_cache_open(void)
+{
+    strcpy(cache_folder, P_tmpdir "/cla_application_XXXXXX");
+    if (!mkdtemp(cache_folder)) {
+        perror(cache_folder);
+        return false;
+    }
+    return setenv("CLATTN_CACHE_DIR", cache_folder, 1) == 0 && setenv("CLATTN_CACHE", "1", 1) == 0;
+}
+
+void app_cache_close(void)
+{
+    DIR *folder = opendir(cache_folder);
+    for (const struct dirent *e; folder && (e = readdir(folder)) != NULL;) {
+        char path[sizeof cache_folder + sizeof e->d_name + 1];
+        snprintf(path, sizeof path, "%s/%s", cache_folder, e->d_name);
+        if (e->d_name[0] != '.')
+            unlink(path);
+    }
+    if (folder)
+        closedir(folder);
+    rmdir(cache_folder);
+    setenv("CLATTN_CACHE", "0", 1);
+    unsetenv("CLATTN_CACHE_DIR");
+}
 
 // ---- memory -------------------------------------------------------------------------------------
 

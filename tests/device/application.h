@@ -35,6 +35,11 @@ extern struct application app;
 
 #define CL_OK(call) assert_int_equal((call), CL_SUCCESS)
 
+// Guests that come after one another on the same device, each with the same kernels, find them in a
+// program cache of this run, until the second call, which removes it.
+bool app_cache_open(void);
+void app_cache_close(void);
+
 // Opens it on a device with a guest of its own; a NULL case leaves the problem, its data and memory
 // to the caller. False with a line saying why.
 bool app_open(struct test_device *device, int32_t algo, const struct attn_case *c);

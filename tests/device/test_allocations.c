@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every allocation can fail. A whole life (context, plan, memory, run, read, destruction) of each
-// algorithm, in which another of the library's own calls of malloc() and its kin gives NULL each
-// time: the life ends with a status or a right result, what was allocated is freed, and
-// the plan, where there is one by then, is right at its next call.
+// algorithm and operation, in which another of the library's own calls of malloc() and its kin
+// gives NULL each time: clattn's call ends with a status or a right result, made again it is right,
+// and what was allocated is freed at the end.
 //
-// With CLATTN_TEST_SMALL every fourth fails.
+// On a device every third fails, with CLATTN_TEST_SMALL every seventh; with CLATTN_TEST_EVERY each.
 //
 // The library is linked statically here, with these functions replaced.
 #include <setjmp.h>
@@ -22,7 +22,10 @@
 static const struct life host_lives[] = {
     {.name = "CPU path", .algo = CLATTN_ALGO_HOST, .host_memory = true, .no_opencl = true},
     {.name = "reference", .algo = CLATTN_ALGO_REFERENCE, .host_memory = true, .no_opencl = true},
-    {.name = "softmax on the CPU path", .softmax = true, .no_opencl = true},
+    {.name = "features on the CPU path", .kind = LIFE_FEATURES, .algo = CLATTN_ALGO_HOST,
+     .no_opencl = true},
+    {.name = "softmax on the CPU path", .kind = LIFE_SOFTMAX, .no_opencl = true},
+    {.name = "kv on the CPU path", .kind = LIFE_KV, .no_opencl = true},
 };
 
 static const struct life device_lives[] = {
@@ -31,9 +34,14 @@ static const struct life device_lives[] = {
     {.name = "split_kv", .algo = CLATTN_ALGO_SPLIT_KV},
     {.name = "unfused", .algo = CLATTN_ALGO_UNFUSED},
     {.name = "CPU path on device memory", .algo = CLATTN_ALGO_HOST},
-    {.name = "softmax", .softmax = true},
+    {.name = "tiles", .kind = LIFE_TILES, .algo = CLATTN_ALGO_FUSED},
+    {.name = "features", .kind = LIFE_FEATURES, .algo = CLATTN_ALGO_FUSED},
+    {.name = "softmax", .kind = LIFE_SOFTMAX},
+    {.name = "softmax, empty cache", .kind = LIFE_SOFTMAX, .fills_cache = true},
+    {.name = "kv", .kind = LIFE_KV},
+    {.name = "application", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_HOST},
 };
-enum { LIVES_MOST = 6 };
+enum { LIVES_MOST = sizeof device_lives / sizeof device_lives[0] };
 
 // ---- the allocator ------------------------------------------------------------------------------
 
@@ -116,6 +124,12 @@ static struct outcome observe(const struct life *life)
     return out;
 }
 
+static bool is_set(const char *name)
+{
+    const char *value = getenv(name);
+    return value && value[0];
+}
+
 static void test_life(void **state)
 {
     const struct life *life = *state;
@@ -127,11 +141,13 @@ static void test_life(void **state)
         skip();
     }
     if (out.status != CLATTN_OK || out.wrong || atomic_load(&alive))
-        fail_msg("%s: without a failure: status %d, %s, %ld left", life->name, (int)out.status,
-                 out.wrong ? "wrong" : "right", atomic_load(&alive));
+        fail_msg("%s: without a failure: status %d, %s (%s: %s), %ld left", life->name,
+                 (int)out.status, out.wrong ? "wrong" : "right", out.where ? out.where : "",
+                 out.said, atomic_load(&alive));
     const long all = atomic_load(&calls);
-    const char *small = getenv("CLATTN_TEST_SMALL");
-    const long step = small && small[0] && all > 50 ? 4 : 1;
+    const long step = life->no_opencl || is_set("CLATTN_TEST_EVERY") ? 1
+                      : is_set("CLATTN_TEST_SMALL")                    ? 7
+                                                                       : 3;
     long tried = 0;
     for (long n = 1; n <= all; n += step) {
         tried++;

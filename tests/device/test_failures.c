@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every OpenCL call can fail. A whole life (context, plan, memory, run, read, destruction) of each
-// algorithm is run again and again, and each time another OpenCL call of it fails, with each code
-// that such a call may give: the life ends with a status or a right result, leaves no OpenCL object
-// behind, and the plan, where there is one by then, is right at its next call.
+// algorithm and operation is run again and again, and each time another OpenCL call of it fails,
+// with each code that such a call may give: clattn's call ends with a status or a right result,
+// made again it is right, and the life leaves no OpenCL object behind. Likewise a device that is
+// lost at another moment of waiting each time, and stays lost until then.
 //
-// Which calls: of each function the first ones, the last and some between; with CLATTN_TEST_SMALL
-// only the first and the last, with one code; with CLATTN_TEST_EVERY every single one.
+// Which calls: of each function the first, the second, the last and some between, all codes at the
+// first; with CLATTN_TEST_SMALL only the first and the last, with one code; with CLATTN_TEST_EVERY
+// every single one with each code.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,7 +29,14 @@ static const struct life lives[] = {
     {.name = "split_kv", .algo = CLATTN_ALGO_SPLIT_KV},
     {.name = "unfused", .algo = CLATTN_ALGO_UNFUSED},
     {.name = "host", .algo = CLATTN_ALGO_HOST},
-    {.name = "softmax", .softmax = true},
+    {.name = "tiles", .kind = LIFE_TILES, .algo = CLATTN_ALGO_FUSED},
+    {.name = "features", .kind = LIFE_FEATURES, .algo = CLATTN_ALGO_FUSED, .slow = true},
+    {.name = "features, host", .kind = LIFE_FEATURES, .algo = CLATTN_ALGO_HOST},
+    {.name = "softmax", .kind = LIFE_SOFTMAX},
+    {.name = "softmax, empty cache", .kind = LIFE_SOFTMAX, .fills_cache = true},
+    {.name = "kv", .kind = LIFE_KV},
+    {.name = "application", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_SPLIT_KV},
+    {.name = "application, host", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_HOST},
 };
 enum { LIVES = sizeof lives / sizeof lives[0] };
 
@@ -35,12 +44,14 @@ static struct spy *spy;
 
 static void failure_is_over(void)
 {
-    spy->fail_at = 0;
+    spy->fail_at = spy->lost_at = 0;
+    spy->loses_device = false;
 }
 
 static struct outcome observe(const struct life *life)
 {
     atomic_store(&spy->calls, 0);
+    atomic_store(&spy->waits, 0);
     atomic_store(&spy->failed_function, -1);
     for (int i = 0; i < SPY_FUNCTION_COUNT; i++)
         atomic_store(&spy->calls_of[i], 0);
@@ -89,13 +100,28 @@ static bool is_set(const char *name)
     return value && value[0];
 }
 
-// The first three calls of a function, the last, and every 17th; of the small selection the first
-// and the last.
-static bool chosen(long n, long of)
+// How many of its codes the n-th call of a function gives.
+static int codes_at(long n, long of, int codes)
 {
     if (is_set("CLATTN_TEST_EVERY"))
-        return true;
-    return n == 1 || n == of || (!is_set("CLATTN_TEST_SMALL") && (n <= 3 || n % 17 == 0));
+        return codes;
+    if (is_set("CLATTN_TEST_SMALL"))
+        return n == 1 || n == of;
+    return n == 1 ? codes : n == 2 || n == of || n % 17 == 0;
+}
+
+// A life that compiles takes long: unless every call fails, only those about programs do.
+static bool concerns(const struct life *life, int function)
+{
+    switch (function) {
+    case SPY_CreateProgramWithSource:
+    case SPY_BuildProgram:
+    case SPY_GetProgramInfo:
+    case SPY_GetProgramBuildInfo:
+    case SPY_RetainProgram:
+    case SPY_CreateKernel: return true;
+    default: return !life->fills_cache || is_set("CLATTN_TEST_EVERY");
+    }
 }
 
 static int leaks(char *text, size_t size)
@@ -118,15 +144,12 @@ struct tally {
     long failed, survived, bad;
 };
 
-static void fail_once(const struct life *life, int function, long n, cl_int code,
-                      struct tally *tally)
+// One life in which something fails, as `what` says.
+static void fail_once(const struct life *life, const char *what, struct tally *tally)
 {
     char left[128] = "";
-    spy->fail_on = function;
-    spy->fail_at = n;
-    spy->fail_code = code;
     const struct outcome out = observe(life);
-    spy->fail_at = 0;
+    failure_is_over();
     const int lost = leaks(left, sizeof left);
     if (out.status == CLATTN_OK)
         tally->survived++;
@@ -135,19 +158,52 @@ static void fail_once(const struct life *life, int function, long n, cl_int code
     if (!out.wrong && !out.silent && !lost)
         return;
     tally->bad++;
-    print_error("%s: %s number %ld gives %d: status %d (%s)%s%s%s%s\n", life->name,
-                spy_name(function), n, (int)code, (int)out.status, out.where ? out.where : "",
-                out.wrong ? ", the result is wrong" : "", out.silent ? ", no message" : "",
-                lost ? ", left over:" : "", left);
+    print_error("%s: %s: status %d (%s)%s%s%s%s\n", life->name, what, (int)out.status,
+                out.where ? out.where : "", out.wrong ? ", the result is wrong" : "",
+                out.silent ? ", no message" : "", lost ? ", left over:" : "", left);
+}
+
+static void calls_fail(const struct life *life, const long of[SPY_FUNCTION_COUNT],
+                       struct tally *tally)
+{
+    for (int f = 0; f < SPY_FUNCTION_COUNT; f++) {
+        const cl_int *codes = codes_of(f);
+        int num_codes = 0;
+        while (codes[num_codes])
+            num_codes++;
+        for (long n = 1; concerns(life, f) && n <= of[f]; n++)
+            for (int i = 0; i < codes_at(n, of[f], num_codes); i++) {
+                char what[96];
+                spy->fail_on = f;
+                spy->fail_at = n;
+                spy->fail_code = codes[(n - 1 + i) % num_codes];
+                snprintf(what, sizeof what, "%s number %ld gives %d", spy_name(f), n,
+                         (int)spy->fail_code);
+                fail_once(life, what, tally);
+            }
+    }
+}
+
+static void device_is_lost(const struct life *life, long waits, struct tally *tally)
+{
+    for (long n = 1; n <= waits && !life->fills_cache; n++) {
+        char what[96];
+        if (!codes_at(n, waits, 1))
+            continue;
+        spy->lost_at = n;
+        snprintf(what, sizeof what, "lost at wait number %ld", n);
+        fail_once(life, what, tally);
+    }
 }
 
 static void test_life(void **state)
 {
     const struct life *life = *state;
-    struct tally tally = {0};
+    struct tally tally = {0}, lost = {0};
     char left[128] = "";
-    spy->fail_at = 0;
-    spy->fail_on = -1;
+    if (life->slow && is_set("CLATTN_TEST_SMALL"))
+        skip();
+    failure_is_over();
     observe(life); // fills caches, so that all that follow are alike
     struct outcome out = observe(life);
     if (out.status == CLATTN_ERR_UNSUPPORTED) {
@@ -155,24 +211,21 @@ static void test_life(void **state)
         skip();
     }
     if (out.status != CLATTN_OK || out.wrong)
-        fail_msg("%s: without a failure: status %d, %s", life->name, (int)out.status,
-                 out.wrong ? "wrong" : out.where);
+        fail_msg("%s: without a failure: status %d, %s: %s", life->name, (int)out.status,
+                 out.where ? out.where : "wrong", out.said);
     if (leaks(left, sizeof left))
         fail_msg("%s: without a failure: left over:%s", life->name, left);
     long of[SPY_FUNCTION_COUNT];
     for (int f = 0; f < SPY_FUNCTION_COUNT; f++)
         of[f] = atomic_load(&spy->calls_of[f]);
-    for (int f = 0; f < SPY_FUNCTION_COUNT; f++)
-        for (long n = 1; n <= of[f]; n++)
-            for (const cl_int *code = codes_of(f); chosen(n, of[f]) && *code; code++) {
-                fail_once(life, f, n, *code, &tally);
-                if (is_set("CLATTN_TEST_SMALL"))
-                    break;
-            }
-    print_message("%s: %ld failures ended with a status, %ld with the right result, %ld badly\n",
-                  life->name, tally.failed, tally.survived, tally.bad);
-    assert_int_equal(tally.bad, 0);
-    assert_true(tally.failed > 0);
+    const long waits = atomic_load(&spy->waits);
+    calls_fail(life, of, &tally);
+    device_is_lost(life, waits, &lost);
+    print_message("%s: %ld failures ended with a status, %ld with the right result, %ld badly; of "
+                  "%ld lost devices %ld badly\n", life->name, tally.failed, tally.survived,
+                  tally.bad, lost.failed + lost.survived, lost.bad);
+    assert_int_equal(tally.bad + lost.bad, 0);
+    assert_true(tally.failed > 0 && (lost.failed > 0 || life->fills_cache));
     // And the library is as good as ever.
     out = observe(life);
     assert_int_equal(out.status, CLATTN_OK);

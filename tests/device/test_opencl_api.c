@@ -657,6 +657,8 @@ int main(void)
         printf("no OpenCL device\n");
         return SKIP_STATUS;
     }
+    if (!app_cache_open())
+        return 1;
     for (int n = 0; n < count; n++) {
         failed += run_on(&devices[n], CLATTN_ALGO_FUSED, "fused");
         if (!app_has_user_events(&devices[n])) // the CPU path behind a queue stands on them
@@ -664,6 +666,7 @@ int main(void)
         for (int32_t algo = CLATTN_ALGO_HOST; algo <= CLATTN_ALGO_UNFUSED; algo++)
             failed += run_on(&devices[n], algo, others[algo - CLATTN_ALGO_HOST]);
     }
+    app_cache_close();
     attn_expect_close();
     if (failed == 0)
         devices_close(devices, count);

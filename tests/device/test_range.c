@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs at the ends of the float range: overflow and underflow of products, values near the largest
-// number, denormals, equal scores of any size, scales, soft-caps, slopes and biases that no model
-// has. docs/math.md, section 12.4, says what must come out.
+// Inputs at the ends of the float range: overflow and underflow of products, values near the
+// largest number, denormals, equal scores of any size, scales, soft-caps, slopes and biases that no
+// model has. docs/math.md, section 12.4, says what must come out.
 //
 // Environment beside that of the tests (open_device.h):
 //   CLATTN_TEST_FORMATS  not empty: storage of 16 bits on OpenCL devices, too, each of which is a

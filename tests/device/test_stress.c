@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random problems of every feature, on every algorithm and kernel shape, against one expectation in
-// double. Each element has a bound of its own (bound.h), so two results that both keep it are within
-// twice that of each other. Whether the bounds are too wide is tested, too: the largest error of
-// many problems must come near enough to them.
+// double. Each element has a bound of its own (bound.h), so two results that both keep it are
+// within twice that of each other. Whether the bounds are too wide is tested, too: the largest
+// error of many problems must come near enough to them.
 //
 // Environment beside that of the tests (open_device.h), whose algorithms are all here by default:
 //   CLATTN_TEST_RANDOM  how many problems; default 100 on the CPU path, 3 elsewhere
@@ -39,8 +39,8 @@ struct largest {
 };
 
 // Least that the largest part must be. Storing O rounds by nearly all that is tolerated for it;
-// where all types are of 16 bits, rounded weights are tolerated that few devices have. The reference
-// has the operations of the expectation, and mostly its bits.
+// where all types are of 16 bits, rounded weights are tolerated that few devices have. The
+// reference has the operations of the expectation, and mostly its bits.
 static double least_part(const struct test_target *t, int output, int32_t dtype)
 {
     if (t->algo == CLATTN_ALGO_REFERENCE)

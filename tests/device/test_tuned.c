@@ -315,9 +315,24 @@ static void test_files_not_to_be_believed(void **state)
     assert_non_null(empty);
     fclose(empty);
     assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
-    expect_log(&u, "tiles.txt: nothing is in it");
+    expect_log(&u, "is ignored: tiles.txt is empty");
     assert_int_equal(clattn_tune_read(u.ctx, u.file, &desc, &known), CLATTN_OK);
     assert_int_equal(known.measured, 0);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_OK);
+
+    // What is no plain file is not waited for, and stays what it is.
+    struct stat s;
+    assert_int_equal(unlink(u.file), 0);
+    assert_int_equal(mkfifo(u.file, 0600), 0);
+    assert_int_equal(reopen(&u, t, 0), CLATTN_OK);
+    expect_log(&u, "is no plain file that only this user can write");
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_ERR_FILE);
+    assert_true(stat(u.file, &s) == 0 && S_ISFIFO(s.st_mode));
+    assert_int_equal(unlink(u.file), 0);
+    assert_int_equal(symlink("nowhere", u.file), 0);
+    assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_ERR_FILE);
+    assert_true(lstat(u.file, &s) == 0 && S_ISLNK(s.st_mode));
+    assert_int_equal(unlink(u.file), 0);
     assert_int_equal(write_tile(&u, &desc, 1.0), CLATTN_OK);
 
     // Switched off in either way, it is not even looked at.

@@ -318,6 +318,7 @@ void feature_inputs(const struct feature_case *c, struct feature_data *d)
     d->o = get(rows_q(c) * (size_t)c->dim_v, sizeof *d->o);
     d->lse = get(rows_q(c), sizeof *d->lse);
     d->bound_o = get(rows_q(c) * (size_t)c->dim_v, sizeof *d->bound_o);
+    d->running_o = get(rows_q(c) * (size_t)c->dim_v, sizeof *d->running_o);
     d->bound_lse = get(rows_q(c), sizeof *d->bound_lse);
 }
 
@@ -362,8 +363,9 @@ static double score(const struct feature_case *c, const struct feature_data *d, 
     for (size_t n = 0; n < dim; n++) {
         const double product = d->q[row * dim + n] * d->k[key * dim + n];
         x += product;
-        s.products += fabs(product);
+        s.walk += product * product + x * x;
     }
+    s.walk = sqrt(s.walk);
     x *= factor;
     if (c->has_softcap && c->softcap > 0) {
         s.softcap = (double)c->softcap;
@@ -427,7 +429,7 @@ static void bound_row(const struct feature_case *c, struct feature_data *d, int3
     for (int32_t j = 0; j < len; j++) {
         const double below = r->m - r->x[j], p = exp(-below) / r->l;
         r->error[j] = p > 0 ? p * bound_weight(r->error[j], below) : 0;
-        r->x[j] = p;
+        r->x[j] = below < (double)INFINITY ? p : -1; // -1: hidden
         b.weights += r->error[j];
     }
     d->bound_lse[row] = bound_lse(&b);
@@ -435,13 +437,16 @@ static void bound_row(const struct feature_case *c, struct feature_data *d, int3
         const double o = r->sum[n] / r->l;
         struct bound_output out = {.len = len, .o = o, .spread = of_sink * fabs(o),
                                    .weight_roundoff = all_16 ? bound_roundoff(c->dtype_o) : 0};
+        double largest = 0;
         for (int32_t j = 0; j < len; j++) {
-            const double v = r->x[j] > 0 ? value(c, d, key0, j, n) : 0;
+            const double v = r->x[j] >= 0 ? value(c, d, key0, j, n) : 0;
+            largest = fmax(largest, fabs(v));
             out.spread += r->error[j] * fabs(v - o);
             out.mass += r->x[j] * fabs(v);
         }
         const double error = bound_output(&out);
         d->bound_o[row * (size_t)c->dim_v + n] = isfinite(error) ? error : 0;
+        d->running_o[row * (size_t)c->dim_v + n] = isfinite(error) ? bound_running(largest) : 0;
     }
 }
 
@@ -487,7 +492,7 @@ void feature_expect(const struct feature_case *c, struct feature_data *d)
     // The expectation is rounded to float, as are outputs of it.
     d->unit = BOUND_FLOAT;
     const double rounding = bound_roundoff(c->dtype_o) + BOUND_FLOAT;
-    d->tol_o = (struct tolerance){bound_smallest(c->dtype_o, c->len_kv), rounding,
+    d->tol_o = (struct tolerance){bound_smallest(c->dtype_o), rounding,
                                   c->input == INPUT_V_PARTLY_NAN};
     d->tol_lse = (struct tolerance){0, 2 * BOUND_FLOAT, false};
 }
@@ -501,7 +506,8 @@ void feature_data_make(const struct feature_case *c, struct feature_data *d)
 void feature_data_free(struct feature_data *d)
 {
     void *const all[] = {d->q,     d->k,     d->v, d->ks,  d->vs,      d->mask,     d->bias,
-                         d->alibi, d->sinks, d->o, d->lse, d->bound_o, d->bound_lse};
+                         d->alibi, d->sinks, d->o, d->lse, d->bound_o, d->bound_lse,
+                         d->running_o};
     for (size_t n = 0; n < sizeof all / sizeof *all; n++)
         free(all[n]);
     memset(d, 0, sizeof *d);

@@ -23,9 +23,10 @@ struct feature_data {
     int32_t begin_q[BATCH_MAX + 1], begin_kv[BATCH_MAX + 1];
     int32_t total_q, total_kv;
     float *o, *lse;    // expected, [batch, heads_q, len_q, dim_v]
-    // What is tolerated: for each element its bound (bound.h) in units of the roundoff `unit` of the
-    // arithmetic, and beside it what storing it rounds.
+    // What is tolerated: for each element its bound (bound.h) in units of the roundoff `unit` of
+    // the arithmetic, and beside it what storing it rounds.
     double *bound_o, *bound_lse;
+    double *running_o; // what fused_kv_outer has beside bound_o
     double unit;
     struct tolerance tol_o, tol_lse;
 };

@@ -2,6 +2,7 @@
 #include "spy.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,14 @@ static bool fails(enum spy_function function, bool counts)
     int none = -1;
     atomic_compare_exchange_strong(&spy.failed_function, &none, (int)function);
     return true;
+}
+
+// Whether the device is lost by the end of this wait.
+static bool loses(bool counts)
+{
+    if (counts && atomic_fetch_add(&spy.waits, 1) + 1 == spy.lost_at)
+        spy.loses_device = true;
+    return counts && spy.loses_device;
 }
 
 static void hold(enum spy_object kind, const void *object, bool counts)
@@ -133,29 +142,13 @@ static void drop(enum spy_object kind, bool counts)
 #define INFO_PARAMS size_t size, void *value, size_t *got
 #define INFO_ARGS size, value, got
 
-STATUS(GetPlatformIDs, (cl_uint n, cl_platform_id *ids, cl_uint *got), (n, ids, got))
-STATUS(GetPlatformInfo, (cl_platform_id p, cl_platform_info what, INFO_PARAMS),
-       (p, what, INFO_ARGS))
-STATUS(GetDeviceIDs,
-       (cl_platform_id p, cl_device_type type, cl_uint n, cl_device_id *ids, cl_uint *got),
-       (p, type, n, ids, got))
 STATUS(GetContextInfo, (cl_context c, cl_context_info what, INFO_PARAMS), (c, what, INFO_ARGS))
 STATUS(GetCommandQueueInfo, (cl_command_queue q, cl_command_queue_info what, INFO_PARAMS),
        (q, what, INFO_ARGS))
 STATUS(GetMemObjectInfo, (cl_mem m, cl_mem_info what, INFO_PARAMS), (m, what, INFO_ARGS))
-STATUS(BuildProgram,
-       (cl_program p, cl_uint n, const cl_device_id *devices, const char *options,
-        void(CL_CALLBACK *notify)(cl_program, void *), void *user),
-       (p, n, devices, options, notify, user))
 STATUS(GetProgramInfo, (cl_program p, cl_program_info what, INFO_PARAMS), (p, what, INFO_ARGS))
-STATUS(GetProgramBuildInfo,
-       (cl_program p, cl_device_id d, cl_program_build_info what, INFO_PARAMS),
-       (p, d, what, INFO_ARGS))
 STATUS(SetKernelArg, (cl_kernel k, cl_uint n, size_t size, const void *value), (k, n, size, value))
 STATUS(SetUserEventStatus, (cl_event e, cl_int status), (e, status))
-STATUS(SetEventCallback,
-       (cl_event e, cl_int type, void(CL_CALLBACK *call)(cl_event, cl_int, void *), void *user),
-       (e, type, call, user))
 STATUS(GetEventInfo, (cl_event e, cl_event_info what, INFO_PARAMS), (e, what, INFO_ARGS))
 STATUS(GetEventProfilingInfo, (cl_event e, cl_profiling_info what, INFO_PARAMS),
        (e, what, INFO_ARGS))
@@ -213,10 +206,92 @@ EXPORT cl_int CL_API_CALL clGetDeviceInfo(cl_device_id d, cl_device_info what, I
     REAL(GetDeviceInfo)
     if (fails(SPY_GetDeviceInfo, counts))
         return spy.fail_code;
-    for (int i = 0; counts && i < spy.num_lies; i++)
-        if (spy.lies[i].param == what)
-            return answer(spy.lies[i].value, spy.lies[i].size, INFO_ARGS);
+    for (int i = 0; counts && i < spy.num_lies; i++) {
+        const struct spy_lie *l = &spy.lies[i];
+        if (l->param != what)
+            continue;
+        const void *from = l->text ? (const void *)l->text : l->value;
+        if (!value || size >= l->size) {
+            answer(from, l->size, INFO_ARGS);
+        } else if (l->claims) { // it fills what room there is, and finds that well done
+            memcpy(value, from, size);
+        } else {
+            return CL_INVALID_VALUE;
+        }
+        if (got && l->claims)
+            *got = l->claims;
+        return CL_SUCCESS;
+    }
     return real(d, what, INFO_ARGS);
+}
+
+// Platforms that are not there.
+static char platforms[1000];
+
+static bool is_real(cl_platform_id p)
+{
+    const char *at = (const char *)(void *)p;
+    return at < platforms || at >= platforms + sizeof platforms;
+}
+
+EXPORT cl_int CL_API_CALL clGetPlatformIDs(cl_uint n, cl_platform_id *ids, cl_uint *got)
+{
+    REAL(GetPlatformIDs)
+    const cl_uint more = counts ? spy.platforms : 0;
+    cl_uint there = 0;
+    if (fails(SPY_GetPlatformIDs, counts))
+        return spy.fail_code;
+    for (cl_uint i = 0; ids && i < more && i < n; i++)
+        ids[i] = (cl_platform_id)(void *)&platforms[i];
+    const cl_uint room = n > more ? n - more : 0;
+    const cl_int code = real(ids ? room : 0, ids && room ? ids + more : NULL, &there);
+    if (got)
+        *got = there + more;
+    return more ? CL_SUCCESS : code;
+}
+
+EXPORT cl_int CL_API_CALL clGetPlatformInfo(cl_platform_id p, cl_platform_info what, INFO_PARAMS)
+{
+    REAL(GetPlatformInfo)
+    if (fails(SPY_GetPlatformInfo, counts))
+        return spy.fail_code;
+    return is_real(p) ? real(p, what, INFO_ARGS) : answer("of the spy", 11, INFO_ARGS);
+}
+
+EXPORT cl_int CL_API_CALL clGetDeviceIDs(cl_platform_id p, cl_device_type type, cl_uint n,
+                                         cl_device_id *ids, cl_uint *got)
+{
+    REAL(GetDeviceIDs)
+    if (fails(SPY_GetDeviceIDs, counts))
+        return spy.fail_code;
+    if (is_real(p))
+        return real(p, type, n, ids, got);
+    if (got)
+        *got = ids ? 0 : spy.platform_says;
+    return spy.platform_code;
+}
+
+EXPORT cl_int CL_API_CALL clBuildProgram(cl_program p, cl_uint n, const cl_device_id *devices,
+                                         const char *options,
+                                         void(CL_CALLBACK *notify)(cl_program, void *), void *user)
+{
+    REAL(BuildProgram)
+    if (fails(SPY_BuildProgram, counts))
+        return spy.fail_code;
+    if (counts && spy.unbuilt && strstr(options, spy.unbuilt))
+        return CL_BUILD_PROGRAM_FAILURE;
+    return real(p, n, devices, options, notify, user);
+}
+
+EXPORT cl_int CL_API_CALL clGetProgramBuildInfo(cl_program p, cl_device_id d,
+                                                cl_program_build_info what, INFO_PARAMS)
+{
+    REAL(GetProgramBuildInfo)
+    if (fails(SPY_GetProgramBuildInfo, counts))
+        return spy.fail_code;
+    if (counts && spy.build_log && what == CL_PROGRAM_BUILD_LOG)
+        return answer(spy.build_log, strlen(spy.build_log), INFO_ARGS); // without its end
+    return real(p, d, what, INFO_ARGS);
 }
 
 EXPORT cl_int CL_API_CALL clGetKernelWorkGroupInfo(cl_kernel k, cl_device_id d,
@@ -272,23 +347,99 @@ static cl_int queued(cl_int status, const cl_event *done, bool counts)
         return fails(SPY_Enqueue##name, counts) ? spy.fail_code : queued(real args, done, counts); \
     }
 
-ENQUEUE(NDRangeKernel,
-        (cl_command_queue q, cl_kernel k, cl_uint dims, const size_t *offset, const size_t *global,
-         const size_t *local, WAIT_PARAMS),
-        (q, k, dims, offset, global, local, WAIT_ARGS))
-ENQUEUE(WriteBuffer,
-        (cl_command_queue q, cl_mem m, cl_bool blocks, size_t offset, size_t size, const void *from,
-         WAIT_PARAMS),
-        (q, m, blocks, offset, size, from, WAIT_ARGS))
+ENQUEUE(MarkerWithWaitList, (cl_command_queue q, WAIT_PARAMS), (q, WAIT_ARGS))
+ENQUEUE(BarrierWithWaitList, (cl_command_queue q, WAIT_PARAMS), (q, WAIT_ARGS))
+
+#define SAY(...) ((void)snprintf(spy.why, sizeof spy.why, __VA_ARGS__), false)
+
+// A fact of the device as it is told.
+static void told(cl_device_id d, cl_device_info what, void *value, size_t size)
+{
+    for (int i = 0; i < spy.num_lies; i++)
+        if (spy.lies[i].param == what) {
+            const struct spy_lie *l = &spy.lies[i];
+            memcpy(value, l->text ? (const void *)l->text : l->value,
+                   l->size < size ? l->size : size);
+            return;
+        }
+    clGetDeviceInfo(d, what, size, value, NULL);
+}
+
+// Whether a launch is within what the device and the kernel were said to allow, and whole.
+static bool within(cl_command_queue q, cl_kernel k, cl_uint dims, const size_t *global,
+                   const size_t *local)
+{
+    cl_device_id d = NULL;
+    size_t items[16] = {0}, group = 0, all = 1;
+    cl_ulong local_bytes = 0, uses = 0;
+    if (!local || clGetCommandQueueInfo(q, CL_QUEUE_DEVICE, sizeof d, &d, NULL) != CL_SUCCESS)
+        return SAY("no local size, or no device");
+    told(d, CL_DEVICE_MAX_WORK_GROUP_SIZE, &group, sizeof group);
+    told(d, CL_DEVICE_MAX_WORK_ITEM_SIZES, items, sizeof items);
+    told(d, CL_DEVICE_LOCAL_MEM_SIZE, &local_bytes, sizeof local_bytes);
+    for (cl_uint i = 0; i < dims; i++) {
+        all *= local[i];
+        if (!local[i] || !global[i] || global[i] % local[i] || local[i] > items[i])
+            return SAY("%zu items in groups of %zu, of at most %zu", global[i], local[i], items[i]);
+    }
+    if (all > group)
+        return SAY("a group of %zu, of at most %zu", all, group);
+    if (spy.kernel_group && all > spy.kernel_group)
+        return SAY("a group of %zu, of at most %zu of the kernel", all, spy.kernel_group);
+    // One driver says twice what a kernel uses; see docs/devices.md.
+    if (clGetKernelWorkGroupInfo(k, d, CL_KERNEL_LOCAL_MEM_SIZE, sizeof uses, &uses, NULL) ==
+            CL_SUCCESS && !spy.kernel_local && uses > 2 * local_bytes)
+        return SAY("%llu bytes of local memory, of %llu", (unsigned long long)uses,
+                   (unsigned long long)local_bytes);
+    return true;
+}
+
+static bool is_idle(cl_kernel k)
+{
+    char name[128] = "";
+    __typeof__(&clGetKernelInfo) info;
+    void *symbol = real_function("clGetKernelInfo");
+    memcpy((void *)&info, &symbol, sizeof symbol);
+    return spy.idle &&
+           info(k, CL_KERNEL_FUNCTION_NAME, sizeof name, name, NULL) == CL_SUCCESS &&
+           strstr(name, spy.idle);
+}
+
+EXPORT cl_int CL_API_CALL clEnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl_uint dims,
+                                                 const size_t *offset, const size_t *global,
+                                                 const size_t *local, WAIT_PARAMS)
+{
+    REAL(EnqueueNDRangeKernel)
+    if (fails(SPY_EnqueueNDRangeKernel, counts))
+        return spy.fail_code;
+    if (counts) {
+        atomic_fetch_add(&spy.launches, 1);
+        if (!within(q, k, dims, global, local))
+            atomic_fetch_add(&spy.over, 1);
+    }
+    if (counts && is_idle(k))
+        return queued(clEnqueueMarkerWithWaitList(q, WAIT_ARGS), done, counts);
+    return queued(real(q, k, dims, offset, global, local, WAIT_ARGS), done, counts);
+}
+
+EXPORT cl_int CL_API_CALL clEnqueueWriteBuffer(cl_command_queue q, cl_mem m, cl_bool blocks,
+                                               size_t offset, size_t size, const void *from,
+                                               WAIT_PARAMS)
+{
+    REAL(EnqueueWriteBuffer)
+    if (fails(SPY_EnqueueWriteBuffer, counts))
+        return spy.fail_code;
+    if (blocks && spy.lost_at && loses(counts)) // else only what waits for kernels fails
+        return CL_OUT_OF_RESOURCES;
+    return queued(real(q, m, blocks, offset, size, from, WAIT_ARGS), done, counts);
+}
+
 ENQUEUE(FillBuffer,
         (cl_command_queue q, cl_mem m, const void *pattern, size_t pattern_size, size_t offset,
          size_t size, WAIT_PARAMS),
         (q, m, pattern, pattern_size, offset, size, WAIT_ARGS))
 ENQUEUE(UnmapMemObject, (cl_command_queue q, cl_mem m, void *mapped, WAIT_PARAMS),
         (q, m, mapped, WAIT_ARGS))
-ENQUEUE(MarkerWithWaitList, (cl_command_queue q, WAIT_PARAMS), (q, WAIT_ARGS))
-ENQUEUE(BarrierWithWaitList, (cl_command_queue q, WAIT_PARAMS), (q, WAIT_ARGS))
-
 // Turns each float's largest exponent bit, so that no number stays what it was.
 static void spoil(void *bytes, size_t size)
 {
@@ -302,7 +453,7 @@ EXPORT cl_int CL_API_CALL clEnqueueReadBuffer(cl_command_queue q, cl_mem m, cl_b
     REAL(EnqueueReadBuffer)
     if (fails(SPY_EnqueueReadBuffer, counts))
         return spy.fail_code;
-    if (spy.loses_device && blocks)
+    if (blocks && loses(counts))
         return CL_OUT_OF_RESOURCES;
     const cl_int status = queued(real(q, m, blocks || spy.spoils_reads, offset, size, to,
                                           WAIT_ARGS), done, counts);
@@ -316,9 +467,14 @@ EXPORT void *CL_API_CALL clEnqueueMapBuffer(cl_command_queue q, cl_mem m, cl_boo
                                             WAIT_PARAMS, cl_int *error)
 {
     REAL(EnqueueMapBuffer)
-    if (fails(SPY_EnqueueMapBuffer, counts) || (spy.loses_device && blocks)) {
+    cl_int failed = CL_SUCCESS;
+    if (fails(SPY_EnqueueMapBuffer, counts))
+        failed = spy.fail_code;
+    else if (blocks && loses(counts))
+        failed = CL_OUT_OF_RESOURCES;
+    if (failed != CL_SUCCESS) {
         if (error)
-            *error = spy.loses_device ? CL_OUT_OF_RESOURCES : spy.fail_code;
+            *error = failed;
         return NULL;
     }
     void *mapped = real(q, m, blocks, flags, offset, size, WAIT_ARGS, error);
@@ -333,7 +489,7 @@ EXPORT cl_int CL_API_CALL clWaitForEvents(cl_uint n, const cl_event *events)
     if (fails(SPY_WaitForEvents, counts))
         return spy.fail_code;
     const cl_int status = real(n, events);
-    return spy.loses_device ? CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST : status;
+    return loses(counts) ? CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST : status;
 }
 
 EXPORT cl_int CL_API_CALL clFinish(cl_command_queue q)
@@ -342,5 +498,37 @@ EXPORT cl_int CL_API_CALL clFinish(cl_command_queue q)
     if (fails(SPY_Finish, counts))
         return spy.fail_code;
     const cl_int status = real(q);
-    return spy.loses_device ? CL_OUT_OF_RESOURCES : status;
+    return loses(counts) ? CL_OUT_OF_RESOURCES : status;
+}
+
+// The callback of an event, which fails with a device that is lost.
+struct callback {
+    void(CL_CALLBACK *call)(cl_event, cl_int, void *);
+    void *user;
+};
+
+static void CL_CALLBACK forward(cl_event e, cl_int status, void *user)
+{
+    const struct callback c = *(struct callback *)user;
+    free(user);
+    c.call(e, loses(true) ? CL_OUT_OF_RESOURCES : status, c.user);
+}
+
+EXPORT cl_int CL_API_CALL clSetEventCallback(cl_event e, cl_int type,
+                                             void(CL_CALLBACK *call)(cl_event, cl_int, void *),
+                                             void *user)
+{
+    REAL(SetEventCallback)
+    if (fails(SPY_SetEventCallback, counts))
+        return spy.fail_code;
+    if (!counts)
+        return real(e, type, call, user);
+    struct callback *c = malloc(sizeof *c);
+    if (!c)
+        abort();
+    *c = (struct callback){call, user};
+    const cl_int status = real(e, type, forward, c);
+    if (status != CL_SUCCESS)
+        free(c);
+    return status;
 }

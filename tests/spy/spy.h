@@ -46,34 +46,45 @@ enum spy_object {
     SPY_OBJECT_COUNT
 };
 
-// What the device is said to be instead: the first `size` bytes of `value` for clGetDeviceInfo() of
-// `param`.
+// What the device is said to be instead: the first `size` bytes of `value`, or of `text` where that
+// is not NULL, for clGetDeviceInfo() of `param`; `claims`, where not 0, is the size that is told.
 struct spy_lie {
     cl_device_info param;
-    size_t size;
+    size_t size, claims;
+    const char *text;
     unsigned char value[64];
 };
-enum { SPY_LIES = 16 };
+enum { SPY_LIES = 32 };
 
 struct spy {
-    // The call number `fail_at`, counted from 1 since the last spy_reset(), returns `fail_code`
+    // The call number `fail_at`, counted from 1 since `calls` was set to 0, returns `fail_code`
     // without reaching the driver; 0 = none. With fail_on those of one function alone count.
     long fail_at;
     cl_int fail_code;
-    int fail_on;          // enum spy_function, or -1 = all
-    bool fails_from_there; // and each one after it, as of a device that is lost
+    int fail_on;           // enum spy_function, or -1 = all
+    bool fails_from_there; // and each one after it
     bool loses_device;     // a launched kernel never runs well: waiting for it fails
-    bool spoils_reads;     // what is read or mapped from the device is not what was computed
+    long lost_at;          // loses_device from the wait of this number on; 0 = none
+    bool spoils_reads;     // what is read from the device is not what was computed
+    const char *idle;      // kernels with this in their name do nothing
+    const char *unbuilt;   // programs with this in their options do not compile
+    const char *build_log; // what compiling says then
     size_t kernel_group;   // CL_KERNEL_WORK_GROUP_SIZE where not 0
     size_t kernel_local;   // CL_KERNEL_LOCAL_MEM_SIZE where not 0
     size_t alloc_limit;    // clCreateBuffer() of more fails, where not 0
+    cl_uint platforms;     // more of them, before the real ones, each of which ...
+    cl_int platform_code;  // ... answers this where it is asked for devices, ...
+    cl_uint platform_says; // ... and after CL_SUCCESS has so many devices, but gives none
     struct spy_lie lies[SPY_LIES];
     int num_lies;
     // What happened.
     atomic_long calls; // that could have failed and counted
+    atomic_long waits; // for the device, by any function
     atomic_long calls_of[SPY_FUNCTION_COUNT];
     atomic_long objects[SPY_OBJECT_COUNT]; // references that clattn holds
     atomic_int failed_function;            // enum spy_function of the failing call, -1 = none
+    atomic_long launches, over;            // kernels, and those over the limits that were told
+    char why[160];                         // the last of them
 };
 
 struct spy *spy_control(void);

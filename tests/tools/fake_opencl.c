@@ -3,10 +3,13 @@
 // compiles anything and computes nothing, so every output stays as it was. $FAKE_OPENCL spoils it:
 //   none                no platform
 //   empty               a platform without devices
-//   FUNCTION=FAULT      what happens in FUNCTION: segv, abort, exit (with status 0), hang
+//   FUNCTION=FAULT      what happens in FUNCTION: segv, abort, exit (with status 0), hang; noise =
+//                       4 MiB are printed, and all is well; babble = it prints for ever
 //   FUNCTION=FAULT/WORD the same in clBuildProgram(), only for source texts that hold WORD
+//   load=FAULT          when the library is opened
 //   unload=FAULT        when the process ends
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +51,11 @@ static void fault(const char *function, const char *text)
             return;
     }
     fprintf(stderr, "fake driver: %s\n", what);
+    const bool babbles = strcmp(what, "babble") == 0, noisy = strcmp(what, "noise") == 0;
+    for (long n = 0; babbles || (noisy && n < (4 << 20) / 64); n++)
+        fprintf(stderr, "%062ld\n", n);
+    if (noisy)
+        return;
     if (strcmp(what, "segv") == 0) {
         signal(SIGSEGV, SIG_DFL); // a sanitizer has its own idea
         kill(getpid(), SIGSEGV);
@@ -58,6 +66,11 @@ static void fault(const char *function, const char *text)
         exit(0);
     for (;;)
         pause();
+}
+
+__attribute__((constructor)) static void load(void)
+{
+    fault("load", NULL);
 }
 
 __attribute__((destructor)) static void unload(void)

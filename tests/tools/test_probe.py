@@ -339,6 +339,9 @@ class BadDrivers(ProbeCase):
                 ("clGetPlatformIDs=segv", "killed by signal 11 (Segmentation fault)", []),
                 ("clGetDeviceIDs=abort", "killed by signal 6 (Aborted)", []),
                 ("clGetPlatformIDs=exit", "ended with exit status 0", []),
+                ("load=segv", "killed by signal 11 (Segmentation fault)", []),
+                ("load=exit", "ended with exit status 0", []),
+                ("load=hang", "no answer after 1 s", ["--timeout=1"]),
                 ("clGetPlatformIDs=hang", "no answer after 1 s", ["--timeout=1"])):
             report = self.fake(fault, *args)
             self.assertEqual([f["what"] for f in report["failures"]], [f"{what} while {looking}"])
@@ -352,6 +355,23 @@ class BadDrivers(ProbeCase):
             self.assertIn(f"{what} while {looking}", text.stdout)
             self.assertIn("no OpenCL device can be used", text.stdout)
 
+    def test_output(self):
+        """A driver may print without end: the last of it is told, and time still runs out."""
+        said = "left out]"
+        done = self.run_program(PROGRAMS.probe, "--json", *self.args,
+                                env={"FAKE_OPENCL": "clGetPlatformIDs=noise"})
+        self.assertIn(said, done.stderr)
+        self.assertLess(len(done.stderr), 3 << 20)
+        self.assertEqual(json.loads(done.stdout)["devices"][0]["name"], "fake GPU")
+        done = self.run_program(PROGRAMS.probe, "--json", "--timeout=1", *self.args,
+                                env={"FAKE_OPENCL": "clGetPlatformIDs=babble"})
+        report = json.loads(done.stdout)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no answer after 1 s while looking", report["failures"][0]["what"])
+        self.assertEqual(len(report["failures"][0]["said"]), 12)
+        self.assertIn(said, done.stderr)
+        self.assertEqual(self.left_over(), [])
+
     def test_selection(self):
         report = self.fake("clCreateContext=abort", "--device", "fake")
         self.assertEqual(report["devices"], [])
@@ -362,8 +382,13 @@ class BadDrivers(ProbeCase):
     def test_opening(self):
         for fault, what in (("clCreateContext=segv", "opening the device"),
                             ("clBuildProgram=abort", "compiling and running the small self-test"),
-                            ("clEnqueueNDRangeKernel=abort", "running the small self-test kernel")):
-            device = self.fake(fault)["devices"][0]
+                            ("clBuildProgram=exit", "compiling and running the small self-test"),
+                            ("clEnqueueNDRangeKernel=abort", "running the small self-test kernel"),
+                            ("clEnqueueNDRangeKernel=exit", "running the small self-test kernel"),
+                            ("clBuildProgram=hang", "compiling and running the small self-test"),
+                            ("clEnqueueNDRangeKernel=hang", "running the small self-test kernel")):
+            args = ["--timeout=1"] if "hang" in fault else []
+            device = self.fake(fault, *args)["devices"][0]
             self.assertIn(what, device["status"])
             self.assertIn(what, device["failures"][0]["what"])
             self.assertEqual((device["opened"], device["works"]), (False, False))

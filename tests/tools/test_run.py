@@ -167,7 +167,7 @@ class RunResults(Folder):
 
 
 class RunResultsOnDevice(RunResults):
-    """On OpenCL devices: their own choice, the group shape, the CPU path on their memory."""
+    """On OpenCL devices: their own choice, the CPU path on their memory, once the group shape."""
 
     drivers = True
     broadcasts = (6, 8)
@@ -179,7 +179,11 @@ class RunResultsOnDevice(RunResults):
     def setUp(self):
         super().setUp()
         self.targets = [["--device", d, *algo] for d in DEVICES
-                        for algo in ([], ["--algo=fused", "--kernel", "group"], ["--algo", "host"])]
+                        for algo in ([], ["--algo", "host"])]
+
+    def test_shape(self):
+        self.targets = [["--device", d, "--algo=fused", "--kernel", "group"] for d in DEVICES]
+        self.test_definition()
 
     def test_json_names_the_kernel(self):
         for d in DEVICES:

@@ -109,6 +109,10 @@ class TuneDevices(Folder):
                                     self.file, "--budget=0.001")
             self.assertEqual(done.returncode, 0)
             self.assertIn("the time is over: 0 of 1 done", done.stdout)
+            rows = [line for line in done.stdout.splitlines() if " items, " in line
+                    or " rows, blocks " in line]
+            self.assertEqual(len(rows), 1)  # what was not measured is none
+            self.assertIn("the planner's choice", rows[0])
             self.assertFalse(os.path.exists(self.file))
 
     def test_stop_and_resume(self):
@@ -148,16 +152,6 @@ class TuneDevices(Folder):
             self.run_bad("--json", "--device", device, "--shape", MANY, "--shape", FEW, "-o",
                          plain + "/tiles.txt", program=PROGRAMS.tune,
                          says=["name another file with --output"])
-
-    def test_stopped_table(self):
-        """What was not measured is no row."""
-        for device in DEVICES[:1]:
-            done = self.run_program(PROGRAMS.tune, "--device", device, "--shape", MANY, "-o",
-                                    self.file, "--budget=0.001")
-            rows = [line for line in done.stdout.splitlines() if " items, " in line
-                    or " rows, blocks " in line]
-            self.assertEqual(len(rows), 1)
-            self.assertIn("the planner's choice", rows[0])
 
     def test_broken_file(self):
         for device in DEVICES[:1]:

@@ -304,20 +304,6 @@ static void test_precision(void **state)
 
 // ---- the instruction ----------------------------------------------------------------------------
 
-static float of_bits(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
-static uint32_t bits_of(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
 static float flushed(float x)
 {
     return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
@@ -325,7 +311,7 @@ static float flushed(float x)
 
 static int32_t pair_of(float first, float second)
 {
-    return (int32_t)(bits_of(first) >> 16 | (bits_of(second) & 0xffff0000u));
+    return (int32_t)(cla_float_bits(first) >> 16 | (cla_float_bits(second) & 0xffff0000u));
 }
 
 // Numbers of every size, often special ones.
@@ -334,7 +320,7 @@ static float any_bf16(void)
     static const uint32_t special[] = {0,          0x80000000, 0x00010000, 0x807f0000, 0x00800000,
                                        0x7f7f0000, 0xff7f0000, 0x7f800000, 0xff800000, 0x7fc00000};
     if (pick(8) == 0)
-        return of_bits(special[pick(10)]);
+        return cla_bits_float(special[pick(10)]);
     return cla_bf16_to_f32(cla_f32_to_bf16(ldexpf(normal(), (int)pick(40) - 20)));
 }
 
@@ -359,7 +345,7 @@ static void test_dot_pairs(void **state)
         want = flushed((float)((double)want + (double)flushed(a0) * (double)flushed(b0)));
         if (overflows(a0, b0) || overflows(a1, b1))
             continue;
-        if (isnan(want) ? !isnan(value) : bits_of(value) != bits_of(want))
+        if (isnan(want) ? !isnan(value) : cla_float_bits(value) != cla_float_bits(want))
             fail_msg("%g + %g * %g + %g * %g = %.9g, expected %.9g", (double)acc, (double)a1,
                      (double)b1, (double)a0, (double)b0, (double)value, (double)want);
     }
@@ -375,7 +361,8 @@ static void test_dot_pack(void **state)
     for (uint32_t n = 0; n < 65536; n++) {
         static const uint32_t low[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
         for (int m = 0; m < 6; m++) {
-            const float x = of_bits(n << 16 | low[m]), y = of_bits(~n << 16 | low[5 - m]);
+            const float x = cla_bits_float(n << 16 | low[m]);
+            const float y = cla_bits_float(~n << 16 | low[5 - m]);
             const uint32_t pair = (uint32_t)dot_pack(vec_splat(x), vec_splat(y))[0];
             const uint32_t want = cla_f32_to_bf16(flushed(x)) |
                                   (uint32_t)cla_f32_to_bf16(flushed(y)) << 16;
@@ -564,6 +551,21 @@ static void test_denormals(void **state)
     destroy(&f);
 }
 
+// Products too small for the instruction, of which a large scale makes scores.
+static void test_small_products(void **state)
+{
+    (void)state;
+    static const float scales[] = {1e38f, -3e37f, 0x1.1p20f};
+    for (int n = 0; n < 3; n++) {
+        struct fixture f = make(1, 40, 50, 8, 24, 0);
+        fill(f.q, 40, 8, 0, 1e-20f);
+        fill(f.k, 50, 8, 0, n < 2 ? 1e-19f : 1e-1f);
+        f.call.scale = scales[n];
+        check(&f, 4.0f);
+        destroy(&f);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -584,6 +586,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_largest),
         cmocka_unit_test(test_denormals),
+        cmocka_unit_test(test_small_products),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -495,6 +495,42 @@ static void odd_facts_are_understood(void **state)
     assert_int_equal(record.count[CLATTN_LOG_ERROR], 1);
 }
 
+static cl_int CL_API_CALL boasting_info(cl_device_id device, cl_device_info name, size_t size,
+                                        void *value, size_t *got)
+{
+    if (name != 0x4108) // CL_DEVICE_SUB_GROUP_SIZES_INTEL
+        return fake_device_info(device, name, size, value, got);
+    if (value) {
+        memset(value, 0, size);
+        *(size_t *)value = 16;
+    }
+    if (got)
+        *got = (size_t)1 << 30;
+    return CL_SUCCESS;
+}
+
+static const struct fact boasting_facts[] = {
+    VALUE(CL_DEVICE_TYPE, cl_device_type, CL_DEVICE_TYPE_GPU),
+    TEXT(CL_DEVICE_VERSION, "OpenCL 2.1 x"),
+    TEXT(CL_DEVICE_EXTENSIONS, "cl_khr_subgroups cl_intel_required_subgroup_size"),
+    END,
+};
+
+// More sizes than there was room for: none of them is believed.
+static void a_boasting_driver(void **state)
+{
+    (void)state;
+    static const struct fake_device device = {boasting_facts};
+    static const struct fake_platform platform = {"P", CL_SUCCESS, NULL, 0};
+    struct cla_cl boasting = fake_cl;
+    struct cla_caps caps;
+    boasting.GetDeviceInfo = boasting_info;
+    fake_driver(&platform, 1, CL_SUCCESS);
+    assert_int_equal(cla_cl_device_caps(&boasting, &record.log, (cl_device_id)(uintptr_t)&device,
+                                        &caps), CLATTN_OK);
+    assert_int_equal(caps.subgroup_size, 0);
+}
+
 // ---- options of programs -----------------------------------------------------------------------
 
 static void options_are_numbers(void **state)
@@ -546,6 +582,7 @@ int main(void)
         cmocka_unit_test(facts_of_a_gpu),
         cmocka_unit_test(unknown_facts_are_zero),
         cmocka_unit_test(odd_facts_are_understood),
+        cmocka_unit_test(a_boasting_driver),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -312,6 +312,28 @@ static void links_above_the_folder_are_followed(void **state)
     assert_int_equal(chmod(dir, 0700), 0);
 }
 
+// Temporary files lie where the file will, not where the environment says.
+static void the_environment_names_no_folder_for_temporary_files(void **state)
+{
+    (void)state;
+    char other[128], *before = getenv("TMPDIR") ? strdup(getenv("TMPDIR")) : NULL;
+    struct stat a, b;
+    snprintf(other, sizeof other, "%s/other", root);
+    assert_int_equal(mkdir(other, 0700), 0);
+    assert_int_equal(stat(other, &a), 0);
+    setenv("TMPDIR", other, 1);
+    assert_true(cla_store_open(dir, why, sizeof why));
+    usleep(20000); // times of files are coarse
+    write_ok("one", "x");
+    assert_int_equal(stat(other, &b), 0);
+    assert_true(a.st_mtim.tv_sec == b.st_mtim.tv_sec && a.st_mtim.tv_nsec == b.st_mtim.tv_nsec);
+    if (before)
+        setenv("TMPDIR", before, 1);
+    else
+        unsetenv("TMPDIR");
+    free(before);
+}
+
 static void devices_are_refused(void **state)
 {
     (void)state;
@@ -657,6 +679,7 @@ int main(void)
         TEST(what_others_can_write_is_refused),
         TEST(links_and_other_things_are_refused),
         TEST(links_above_the_folder_are_followed),
+        TEST(the_environment_names_no_folder_for_temporary_files),
         TEST(devices_are_refused),
         TEST(a_hard_link_is_a_file),
         TEST(names_stay_in_the_folder),

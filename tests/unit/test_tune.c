@@ -13,6 +13,7 @@
 #include "abi.h"
 #include "plan.h"
 #include "planner_devices.h"
+#include "ref/ref.h"
 #include "tile_check.h"
 #include "tune.h"
 
@@ -594,6 +595,52 @@ static void test_forced_tile(void **state)
     cla_tune_free(&t);
 }
 
+// ---- trials ------------------------------------------------------------------------------------
+
+static int32_t trial_rows, spoilt_row; // what the trial asked for, and which of them is wrong
+
+// An algorithm that is right in all rows but one.
+static clattn_status run_spoilt(clattn_context *ctx, const struct cla_problem *p,
+                                const struct cla_prepared *prepared, const struct cla_call *call)
+{
+    const struct cla_host_mem mem = {.q = call->q.buf.ptr, .k = call->k.buf.ptr,
+                                     .v = call->v.buf.ptr, .o = call->o.buf.ptr};
+    (void)ctx;
+    (void)prepared;
+    const clattn_status st = cla_ref_forward(p, call, &mem);
+    trial_rows = call->len_q * p->group;
+    if (spoilt_row < trial_rows)
+        ((float *)mem.o)[spoilt_row * p->dim_v] += 1.0f;
+    return st;
+}
+
+// Of a tile that somebody names every row is tried, unless that is too much work.
+static void test_trial(void **state)
+{
+    (void)state;
+    static const struct {
+        bool named;
+        int32_t dim, tile_q, tile_k, group, rows;
+    } row[] = {{false, 64, 24, 64, 1, 5},   {true, 64, 24, 64, 1, 27}, {true, 64, 24, 64, 2, 28},
+               {true, 64, 1, 32, 1, 5},     {true, 64, 1, 32, 3, 15},  {true, 64, 256, 64, 3, 261},
+               {true, 576, 512, 512, 1, 6}, {true, 576, 64, 512, 3, 15}};
+    const struct cla_algo algo = {.run = run_spoilt};
+    static clattn_context ctx;
+    for (size_t n = 0; n < sizeof row / sizeof *row; n++) {
+        const struct cla_tile tile = {.kernel = CLATTN_KERNEL_VECTOR, .tile_q = row[n].tile_q,
+                                      .tile_k = row[n].tile_k, .named = row[n].named};
+        struct cla_problem p = problem_of(row[n].dim, 4096, 4096, CLATTN_FEATURE_CAUSAL);
+        char why[192] = "";
+        p.group = row[n].group;
+        spoilt_row = row[n].rows; // none
+        assert_int_equal(cla_trial(&ctx, &p, &algo, NULL, &tile, why, sizeof why), CLATTN_OK);
+        assert_int_equal(trial_rows, row[n].rows);
+        spoilt_row = row[n].rows - 1;
+        assert_int_equal(cla_trial(&ctx, &p, &algo, NULL, &tile, why, sizeof why),
+                         CLATTN_ERR_SELF_TEST);
+    }
+}
+
 // ---- neighbours --------------------------------------------------------------------------------
 
 // The planner's choices first, then others, each once, and each within the limits.
@@ -654,6 +701,7 @@ int main(void)
         cmocka_unit_test(test_private_memory),
         cmocka_unit_test(test_planned_tiles_pass),
         cmocka_unit_test(test_forced_tile),
+        cmocka_unit_test(test_trial),
         cmocka_unit_test(test_neighbours),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

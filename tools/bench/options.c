@@ -295,8 +295,9 @@ static const struct bench_algo family[] = {
 };
 enum { FAMILY = sizeof family / sizeof *family, FAMILY_OF_ALL = FAMILY - 2 };
 
-static int add_algo(struct bench_options *opt, const char *shown, const char *word)
+static int add_algo(void *user, const char *shown, const char *word)
 {
+    struct bench_options *opt = user;
     int n = 0;
 
     while (n < FAMILY && strcmp(word, family[n].name) != 0)
@@ -317,23 +318,12 @@ static int add_algo(struct bench_options *opt, const char *shown, const char *wo
 
 static int take_algos(struct bench_options *opt, const char *shown, const char *value)
 {
-    int code = 0;
-
     if (strcmp(value, "all") == 0) {
         memcpy(opt->algo, family, FAMILY_OF_ALL * sizeof *family);
         opt->algos = FAMILY_OF_ALL;
         return 0;
     }
-    for (const char *at = value; !code; at++) {
-        char word[32] = "";
-        const size_t size = strcspn(at, ",");
-        memcpy(word, at, size < sizeof word ? size : sizeof word - 1);
-        code = add_algo(opt, shown, word);
-        at += size;
-        if (!*at)
-            break;
-    }
-    return code;
+    return tool_take_list(shown, value, add_algo, opt);
 }
 
 static int take_softmax_rows(struct bench_options *opt, const char *shown, const char *value)
@@ -380,12 +370,7 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_ALGO: return take_algos(opt, shown, value);
     case OPT_SOFTMAX_ROWS: return take_softmax_rows(opt, shown, value);
     case OPT_PLOT: opt->plot = value; return 0;
-    case OPT_KERNEL:
-        opt->kernel = tool_parse_word(value, tool_kernel_words);
-        return opt->kernel > 0 ? 0
-                               : tool_fail(TOOL_USE,
-                                           "option %s: '%s' is none of group, vector, subgroup",
-                                           shown, value);
+    case OPT_KERNEL: return tool_take_later_word(shown, value, tool_kernel_words, &opt->kernel);
     case OPT_DEVICE:
         if (opt->devices == BENCH_DEVICES_MAX)
             return tool_fail(TOOL_USE, "option %s: more than %d devices", shown,

@@ -14,13 +14,14 @@ static double chain(double n)
 
 double bound_score(const struct bound_score *s)
 {
-    // The products and sums, a scale that goes into Q, one behind the sum, that of a key.
-    double error = chain(s->dim + 3.0) * s->factor * s->products;
+    // Each channel rounds Q with its scale and the sum so far, with a deviation of 0.58 of what it
+    // may be off by; 3 is 5 deviations.
+    double error = 3 * s->factor * s->walk;
     // Products below the range of float, with denormals.
     error += s->dim * s->factor * 0x1p-149 / BOUND_FLOAT;
     if (s->softcap > 0) {
-        // softcap * tanh(x / softcap): errors of x shrink by the slope of tanh. The exponential, two
-        // sums, a quotient and two products round.
+        // softcap * tanh(x / softcap): errors of x shrink by the slope of tanh. The exponential,
+        // two sums, a quotient and two products round.
         const double t = s->capped / s->softcap;
         error = error * (1 - t * t) + 8 * fabs(s->capped);
     }
@@ -34,7 +35,7 @@ double bound_weight(double score, double below)
     // the scale of a value, 3 together.
     const double error = score + 2.5 * below + 4;
     // Weights below 2^-126 are 0.
-    return below > 126 * 0.69 ? fmax(error, 1 / BOUND_FLOAT) : error;
+    return below > 126 * 0.69 ? fmax(error, 2 / BOUND_FLOAT) : error;
 }
 
 double bound_lse(const struct bound_row *r)
@@ -44,8 +45,16 @@ double bound_lse(const struct bound_row *r)
 
 double bound_output(const struct bound_output *o)
 {
+    // A device may take each product below 2^-126 for 0.
+    const double lost = (o->len + 2.0) * 0x1p-126 / BOUND_FLOAT;
     return o->spread + chain(o->len) * (o->mass + fabs(o->o)) + 3 * fabs(o->o) +
-           o->weight_roundoff / BOUND_FLOAT * o->mass;
+           o->weight_roundoff / BOUND_FLOAT * o->mass + lost;
+}
+
+double bound_running(double largest)
+{
+    // What O was before a key that outweighs all others is taken off again, in three operations.
+    return 3 * largest;
 }
 
 double bound_roundoff(int32_t dtype)
@@ -53,8 +62,8 @@ double bound_roundoff(int32_t dtype)
     return dtype == CLATTN_DTYPE_F16 ? 0x1p-11 : dtype == CLATTN_DTYPE_BF16 ? 0x1p-8 : 0x1p-24;
 }
 
-double bound_smallest(int32_t dtype, int32_t len)
+double bound_smallest(int32_t dtype)
 {
-    // Half a denormal of float16. Elsewhere a device may take each product below 2^-126 for 0.
-    return dtype == CLATTN_DTYPE_F16 ? 0x1p-25 : (2.0 + len) * 0x1p-126;
+    // Half of the least denormal.
+    return dtype == CLATTN_DTYPE_F16 ? 0x1p-25 : dtype == CLATTN_DTYPE_BF16 ? 0x1p-134 : 0x1p-150;
 }

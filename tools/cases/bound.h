@@ -17,7 +17,7 @@
 struct bound_score {
     int32_t dim;
     double factor;   // |scale|, times that of an int8 key
-    double products; // sum over the channels of |q k|
+    double walk;     // square root of the sum, over the channels, of (q k)^2 + (sum so far)^2
     double softcap;  // 0 = none
     double capped;   // scale * dot product, behind the soft-cap
     double distance; // |slope| * distance of ALiBi
@@ -54,8 +54,11 @@ struct bound_output {
 // Absolute error of an element of O before it is stored.
 double bound_output(const struct bound_output *o);
 
-// Of storing it: relative, and absolute where the type or the device has no smaller number.
+// Of fused_kv_outer beside that, where the keys that a row sees have values up to `largest`.
+double bound_running(double largest);
+
+// Of storing it: relative, and absolute among denormals.
 double bound_roundoff(int32_t dtype);
-double bound_smallest(int32_t dtype, int32_t len);
+double bound_smallest(int32_t dtype);
 
 #endif // CLATTN_CASES_BOUND_H

@@ -214,3 +214,29 @@ int tool_take_word(const char *shown, const char *value, const char *const *word
     }
     return tool_fail(TOOL_USE, "option %s: '%s' is none of %s", shown, value, list);
 }
+
+int tool_take_later_word(const char *shown, const char *value, const char *const *words, int *out)
+{
+    int n = 0, code = tool_take_word(shown, value, words + 1, &n);
+
+    if (!code)
+        *out = n + 1;
+    return code;
+}
+
+int tool_take_list(const char *shown, const char *value,
+                   int (*take)(void *user, const char *shown, const char *word), void *user)
+{
+    int code = 0;
+
+    for (const char *at = value; !code; at++) {
+        char word[32] = "";
+        const size_t size = strcspn(at, ",");
+        memcpy(word, at, size < sizeof word ? size : sizeof word - 1);
+        code = take(user, shown, word);
+        at += size;
+        if (!*at)
+            break;
+    }
+    return code;
+}

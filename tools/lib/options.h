@@ -47,5 +47,10 @@ int tool_take_number(const char *shown, const char *value, double *out);
 int tool_take_window(const char *shown, const char *value, char between, int32_t *left,
                      int32_t *right);
 int tool_take_word(const char *shown, const char *value, const char *const *words, int *out);
+// Likewise for a list whose first word is not for users.
+int tool_take_later_word(const char *shown, const char *value, const char *const *words, int *out);
+// Hands each word of "a,b,c" to `take`, up to the first failure.
+int tool_take_list(const char *shown, const char *value,
+                   int (*take)(void *user, const char *shown, const char *word), void *user);
 
 #endif // CLATTN_TOOLS_OPTIONS_H

@@ -10,7 +10,7 @@ clattn is as the best peer of that shape; above 1 clattn is ahead.
 
 example:
   tools/peers/compare.py
-  tools/peers/compare.py --shapes 1,8,8,2048,2048,64 --shapes 1,32,8,1,4096,128 --svg peers.svg
+  tools/peers/compare.py --shape 1,8,8,2048,2048,64 --shape 1,32,8,1,4096,128 --svg peers.svg
   tools/peers/compare.py --peers openblas,openvino,torch --device pocl --device cpu --json a.json
   tools/peers/compare.py --from a.json --markdown full
 """
@@ -77,7 +77,8 @@ def options(words):
     add("--peers", type=peer_list, default=peer_list("default"), metavar="NAME,...",
         help=f"default: {', '.join(setup_peers.DEFAULT)}; also {', '.join(setup_peers.LARGE)}, "
         "which are large (torch: 3 GB), and all, none")
-    add("--shapes", type=shape, action="append", metavar="B,H,HKV,LQ,LKV,D[,causal]",
+    add("--shape", "--shapes", dest="shapes", type=shape, action="append",
+        metavar="B,H,HKV,LQ,LKV,D[,causal]",
         help="a shape instead of the built-in ones; can be repeated")
     add("--device", action="append", metavar="SEL",
         help="only this device of clattn: cpu for the CPU path, part of a platform's or device's "

@@ -19,6 +19,9 @@
 #include "probe/probe.h"
 
 enum { SAID_LINES = 12, SAID_BYTES = 4096 };
+// Of a child's output so much is passed on, and so often it is read before the clock is looked at:
+// a driver may print without end.
+enum { PASSED_BYTES = 1 << 20, READS_AT_ONCE = 64 };
 
 struct text {
     char *bytes;
@@ -30,6 +33,7 @@ struct child {
     int results, output; // ends of pipes, not blocking
     struct text line;    // of results, not yet whole
     struct text said;    // the end of its output
+    size_t passed;       // bytes of its output that were passed on
     double heard_ms;     // when the last result came
     bool open;           // the results may go on
     bool ended;          // probe_end() came
@@ -235,18 +239,28 @@ static bool read_results(struct child *c, json_t *object)
     return count < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
-// Passes on what the driver prints and keeps the end of it.
+static void pass_on(struct child *c, const char *bytes, size_t count)
+{
+    if (c->passed < PASSED_BYTES) {
+        fwrite(bytes, 1, count, stderr);
+        if (c->passed + count >= PASSED_BYTES)
+            fputs("\n[what else the driver prints is left out]\n", stderr);
+    }
+    c->passed += c->passed < PASSED_BYTES ? count : 0;
+}
+
+// Passes on what the driver prints and keeps the end of it; false at the end of the pipe.
 static bool read_output(struct child *c)
 {
     char bytes[4096];
-    ssize_t count;
+    ssize_t count = 1;
 
-    while ((count = read(c->output, bytes, sizeof bytes)) > 0) {
-        fwrite(bytes, 1, (size_t)count, stderr);
+    for (int i = 0; i < READS_AT_ONCE && (count = read(c->output, bytes, sizeof bytes)) > 0; i++) {
+        pass_on(c, bytes, (size_t)count);
         if (append(&c->said, bytes, (size_t)count) && c->said.used > 2 * SAID_BYTES)
             drop(&c->said, c->said.used - SAID_BYTES);
     }
-    return count < 0 && (errno == EAGAIN || errno == EINTR);
+    return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
 // True when the child is gone; false when it was silent for too long.

@@ -42,6 +42,12 @@ struct run {
 // How messages name the option of a tensor's file: "-q".
 const char *run_shown(enum tool_tensor which);
 
+// ---- options.c ---------------------------------------------------------------------------------
+
+// Defaults, then what the command line says, checked. Returns 0, or an exit status after a message.
+// With --help or --version the rest may be missing.
+int run_take_options(int argc, char **argv, struct options *opt);
+
 // ---- input.c -----------------------------------------------------------------------------------
 
 // Reads the input files, checks them against each other, fills `problem` and brings the data into

@@ -38,8 +38,9 @@ static int add_shape(struct tune_options *opt, const char *shown, const char *va
     return tool_take_shape(shown, value, &opt->row[opt->rows++].p);
 }
 
-static int add_algo(struct tune_options *opt, const char *shown, const char *word)
+static int add_algo(void *user, const char *shown, const char *word)
 {
+    struct tune_options *opt = user;
     const int algo = tool_parse_word(word, tool_algo_words);
 
     if (algo < 0 || !tool_algo_has_shapes(algo))
@@ -53,22 +54,6 @@ static int add_algo(struct tune_options *opt, const char *shown, const char *wor
     }
     opt->algo[opt->algos++] = algo;
     return 0;
-}
-
-static int take_algos(struct tune_options *opt, const char *shown, const char *value)
-{
-    int code = 0;
-
-    for (const char *at = value; !code; at++) {
-        char word[32] = "";
-        const size_t size = strcspn(at, ",");
-        memcpy(word, at, size < sizeof word ? size : sizeof word - 1);
-        code = add_algo(opt, shown, word);
-        at += size;
-        if (!*at)
-            break;
-    }
-    return code;
 }
 
 static int take_budget(struct tune_options *opt, const char *shown, const char *value)
@@ -89,13 +74,8 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_PAGE: return bench_take_feature(f, BENCH_PAGE, shown, value, ',');
     case OPT_DTYPE: return bench_take_feature(f, BENCH_DTYPE, shown, value, ',');
     case OPT_KV_DTYPE: return bench_take_feature(f, BENCH_KV_DTYPE, shown, value, ',');
-    case OPT_ALGO: return take_algos(opt, shown, value);
-    case OPT_KERNEL:
-        opt->kernel = tool_parse_word(value, tool_kernel_words);
-        return opt->kernel > 0 ? 0
-                               : tool_fail(TOOL_USE,
-                                           "option %s: '%s' is none of group, vector, subgroup",
-                                           shown, value);
+    case OPT_ALGO: return tool_take_list(shown, value, add_algo, opt);
+    case OPT_KERNEL: return tool_take_later_word(shown, value, tool_kernel_words, &opt->kernel);
     case OPT_DEVICE: opt->device = value; return 0;
     case OPT_RUNS: return tool_take_int32(shown, value, 1, 1000, &opt->runs);
     case OPT_BUDGET: return take_budget(opt, shown, value);

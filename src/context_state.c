@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a context has learnt, and whether it can be used at all.
+#include "context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// ---- forked ------------------------------------------------------------------------------------
+
+bool cla_context_lost(const clattn_context *ctx)
+{
+    return ctx->ocl && ctx->forks != cla_os_forks();
+}
+
+clattn_status cla_context_check(const clattn_context *ctx)
+{
+    if (!cla_context_lost(ctx))
+        return CLATTN_OK;
+    return cla_fail(&ctx->log, CLATTN_ERR_NO_OPENCL,
+                    "this process was forked from the one that made the OpenCL context (%s), which "
+                    "drivers do not outlive: make one of the CPU path (\"cpu\") here",
+                    ctx->caps.name);
+}
+
+// ---- what is known -----------------------------------------------------------------------------
+
+struct cla_known {
+    struct cla_known *next;
+    size_t size;
+    unsigned char name[];
+};
+
+bool cla_context_knows(clattn_context *ctx, const void *name, size_t size)
+{
+    cla_mutex_lock(ctx->mutex);
+    const struct cla_known *k = ctx->known;
+    while (k && (k->size != size || memcmp(k->name, name, size) != 0))
+        k = k->next;
+    cla_mutex_unlock(ctx->mutex);
+    return k != NULL;
+}
+
+void cla_context_learn(clattn_context *ctx, const void *name, size_t size)
+{
+    struct cla_known *k = malloc(sizeof *k + size);
+    if (!k)
+        return;
+    k->size = size;
+    memcpy(k->name, name, size);
+    cla_mutex_lock(ctx->mutex);
+    k->next = ctx->known;
+    ctx->known = k;
+    cla_mutex_unlock(ctx->mutex);
+}
+
+void cla_context_forget(clattn_context *ctx)
+{
+    while (ctx->known) {
+        struct cla_known *next = ctx->known->next;
+        free(ctx->known);
+        ctx->known = next;
+    }
+}
