@@ -124,7 +124,7 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
   local dir=$build/$1 options=(-Dwerror=true -Dtests=enabled -Dtools=enabled) compiler=gcc
   local targets=()
   case $1 in
-    gcc) ;;
+    gcc) options+=(-Dexamples=enabled) ;;
     # Assertions are on here, and off in gcc and no-opencl, which are what users get.
     # The code is what counts in these two, not its speed.
     clang)
@@ -440,9 +440,9 @@ step_failures() {
 
 # ---- the installed library ---------------------------------------------------------------------
 
-readme_example() { # readme_example N: the N-th C program of the README, against what was installed
-  local source=$build/stage/example$1.c
-  awk -v n="$1" '/^```c$/ { on = (++seen == n); next } /^```$/ { on = 0 } on' README.md >"$source"
+page_example() { # page_example PAGE N: the N-th C program of a page, against what was installed
+  local source=$build/stage/example$2.c
+  awk -v n="$2" '/^```c$/ { on = (++seen == n); next } /^```$/ { on = 0 } on' "$1" >"$source"
   [ -s "$source" ] || return 1
   local flags
   flags=$(pkg-config --cflags --libs clattn)
@@ -458,13 +458,20 @@ step_install() {
   mkdir -p "$build/stage"
   check "meson install" env DESTDIR="$stage" meson install -C "$build/gcc" --no-rebuild --quiet
   libdir=$(dirname "$(find "$stage" -name libclattn.so | head -n 1)")
-  export PKG_CONFIG_PATH=$libdir/pkgconfig PKG_CONFIG_SYSROOT_DIR=$stage
+  export PKG_CONFIG_PATH=$libdir/pkgconfig
   use_device pocl
-  local n
-  for n in $(seq "$(grep -c '^```c$' README.md)"); do
-    check "C program $n of the README" readme_example "$n"
+  local page n
+  for page in README.md docs/guide.md; do
+    for n in $(seq "$(grep -c '^```c$' "$page")"); do
+      check "C program $n of $page" page_example "$page" "$n"
+    done
   done
-  unset PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
+  unset PKG_CONFIG_PATH
+  local options=()
+  [ "$full" = no ] || options=(--subproject)
+  check "consumers of the installed library" env "${device_env[@]}" \
+    tests/consumers/check.sh "$build/gcc" "${options[@]}"
+  suites gcc examples 600 --suite examples
 }
 
 minilm() { # minilm WHAT OPTION...: the real input through clattn-run, to 1e-5

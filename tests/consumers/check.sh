@@ -50,7 +50,7 @@ consumer=$work/consumer
 libdir=$(dirname "$(find "$work/elsewhere" -name libclattn.so | head -n 1)")
 export PKG_CONFIG_PATH=$libdir/pkgconfig CLATTN_CACHE=0
 
-run() { # run WHAT PROGRAM [ENV...]: right numbers, and kernels of the moved folder where there are any
+run() { # run WHAT PROGRAM [ENV...]: right numbers, by kernels of the moved folder
   local what=$1 program=$2 kernels
   shift 2
   if ! env "$@" timeout --foreground 120 "$program" >"$work/out" 2>"$work/log"; then
@@ -73,7 +73,8 @@ gcc "${flags[@]}" "$consumer/main.c" $(pkg-config --cflags --libs clattn) -lm -o
 run "pkg-config, shared" "$work/shared" "$shared"
 # shellcheck disable=SC2046
 gcc "${flags[@]}" "$consumer/main.c" $(pkg-config --cflags clattn) -o "$work/static" \
-  "$libdir/libclattn.a" $(pkg-config --static --libs clattn | tr ' ' '\n' | grep -vx -e -lclattn) -lm
+  "$libdir/libclattn.a" -lm \
+  $(pkg-config --static --libs clattn | tr ' ' '\n' | grep -vx -e -lclattn)
 run "pkg-config, static" "$work/static" NOTHING=
 
 if command -v cmake >/dev/null; then
