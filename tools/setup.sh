@@ -18,7 +18,7 @@ run_packages=(
 # is for tools/gpu_compile_check, which fetches the rest of its compilers itself; libclang-rt-dev
 # has the sanitizers and libFuzzer for tools/fuzz.sh.
 test_packages=(
-  abigail-tools valgrind cmake opencl-clhpp-headers libopenmpi-dev openmpi-bin
+  abigail-tools valgrind cmake opencl-clhpp-headers
   g++ clang libclang-rt-dev libomp-dev binutils python3-venv
   libcmocka-dev ocl-icd-opencl-dev mesa-opencl-icd oclgrind gnuplot-nox
   libclc-15
