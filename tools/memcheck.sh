@@ -63,8 +63,7 @@ if [ "$long" = no ]; then
   run test_features cpu
   run test_append cpu
   run test_threads cpu
-  # The causal tail, a bias and a mask behind it, by each kernel of this processor.
-  run test_host
+  run test_edges cpu
 else
   cd "$build"
   unit='host|host_dot|host_features|plan|problem|call_features|tile|ladder|ref|half|quantize'

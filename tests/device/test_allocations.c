@@ -4,7 +4,7 @@
 // gives NULL each time: clattn's call ends with a status or a right result, made again it is right,
 // and what was allocated is freed at the end.
 //
-// On a device every third fails, with CLATTN_TEST_SMALL every seventh; with CLATTN_TEST_EVERY each.
+// On a device every third fails, with CLATTN_TEST_SMALL every 13th; with CLATTN_TEST_EVERY each.
 //
 // The library is linked statically here, with these functions replaced.
 #include <setjmp.h>
@@ -146,7 +146,7 @@ static void test_life(void **state)
                  out.said, atomic_load(&alive));
     const long all = atomic_load(&calls);
     const long step = life->no_opencl || is_set("CLATTN_TEST_EVERY") ? 1
-                      : is_set("CLATTN_TEST_SMALL")                    ? 7
+                      : is_set("CLATTN_TEST_SMALL")                    ? 13
                                                                        : 3;
     long tried = 0;
     for (long n = 1; n <= all; n += step) {

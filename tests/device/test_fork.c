@@ -42,7 +42,9 @@ enum {
 
 static float q[COUNT_Q], k[COUNT_KV], v[COUNT_KV], want[COUNT_Q], got[COUNT_Q];
 static float want_row[COUNT_KV], row[COUNT_KV]; // softmax of one long row
+#if defined(CLA_HAVE_OPENCL)
 static struct test_device *on; // NULL: no OpenCL
+#endif
 
 static void fill(void)
 {

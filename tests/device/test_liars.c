@@ -277,7 +277,7 @@ static void test_poor(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof poor / sizeof poor[0]; i++) {
         const bool small = is_set("CLATTN_TEST_SMALL"), more = i == 1 || !small;
-        if (small && i % 2 == (i < 10 ? 0 : 1))
+        if (small && i != 1 && i != 5 && i != 9 && i != 10)
             continue;
         with_operations = more && (poor[i].group || poor[i].none);
         poor_runs(&poor[i], CLATTN_ALGO_FUSED);
