@@ -19,9 +19,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Long ones first, since two run at a time; each makes the builds that it needs.
-steps=(intel sanitize pocl oclgrind llvmpipe host fuzz threads gpu_compile pocl-cbs no-opencl
-       minilm install)
-full_steps=(random failures) # with --full only
+steps=(intel sanitize pocl oclgrind llvmpipe host fuzz gpu_compile pocl-cbs no-opencl minilm
+       install)
+full_steps=(threads random failures) # with --full only, or by their names
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
 intel_packages=(intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0)
@@ -298,10 +298,12 @@ step_host() {
 # Programs about what the host does, whichever device it has.
 host_programs='programs|program_cache|opencl_(api|softmax|kv)|failures|liars|enqueue'
 
-# PoCL takes three seconds to compile a kernel, llvmpipe as long to run one.
+# PoCL takes three seconds to compile a kernel, llvmpipe as long to run one. What is left out on one
+# of the three devices runs on another, or with --full.
 step_pocl() {
-  # Long rows and the agreement of all algorithms are the Intel runtime's, failing calls llvmpipe's.
-  slow_device_suite pocl 1200 none "(long|agreement|allocations) opencl|failures|liars"
+  # Long rows are the Intel runtime's, refusals and failing calls llvmpipe's.
+  local but='long|agreement|allocations|ceilings|invalid|refusals|refused_memory|family'
+  slow_device_suite pocl 1200 none "($but|feature_identities) opencl|failures|liars|enqueue"
 }
 
 step_pocl_cbs() {
@@ -316,7 +318,8 @@ step_pocl_cbs() {
 
 step_intel() {
   check "install ${intel_packages[*]}" install_intel
-  slow_device_suite intel 1200 "(features|long) opencl" "allocations opencl|failures|liars"
+  slow_device_suite intel 1200 "(features|long) opencl" \
+    "(allocations|agreement|ceilings|invalid|refusals|feature_identities) opencl|failures|liars"
   # Each feature on the other algorithms, too.
   [ "$full" = yes ] || return 0
   device_env+=(CLATTN_TEST_ALGOS=split_kv,two_loop,fused_kv_outer,unfused)
@@ -326,7 +329,7 @@ step_intel() {
 # Of the tools the step minilm runs two on each device; their own tests are the host's work, where
 # they meet PoCL.
 step_llvmpipe() {
-  slow_device_suite llvmpipe 1200 none "ceilings opencl"
+  slow_device_suite llvmpipe 1200 none "warm_up opencl"
 }
 
 race_is_reported() { # a kernel with a race, to see that reports are recognised
@@ -376,8 +379,9 @@ step_sanitize() {
   device_env=("$ubsan" "OCL_ICD_VENDORS=$build/no-vendors")
   mkdir -p "$build/no-vendors"
   have sanitize || return 0
-  # Each run of the suite `timing` times for seconds, and banks of local memory are arithmetic.
-  local programs but='banks|bench'
+  # Each run of the suite `timing` times for seconds, banks of local memory are arithmetic, and the
+  # device suite goes the ways of host_features.
+  local programs but='banks|bench|host_features'
   [ "$full" = no ] || but=bench
   mapfile -t programs < <(programs_of sanitize unit,tools -v "^($but)\$")
   suites sanitize sanitize 1200 "${programs[@]}"
@@ -391,7 +395,7 @@ step_sanitize() {
   if [ "$full" = yes ]; then
     mapfile -t programs < <(programs_of sanitize device ' opencl$')
   else
-    programs=("features opencl" "fork opencl" "threads opencl" "steady opencl")
+    programs=("fork opencl" "threads opencl" "steady opencl")
   fi
   suites sanitize sanitize-pocl 7200 "${programs[@]}"
 }

@@ -132,7 +132,7 @@ void cla_store_trim(const char *path, const char *suffix, uint64_t max_bytes)
 {
     struct files files = {0};
     uint64_t total = 0, now = 0;
-    if (list_files(path, suffix, &files)) {
+    if (list_files(path, suffix, &files) && files.count > 0) {
         for (size_t i = 0; i < files.count; i++) {
             total += files.list[i].bytes;
             if (files.list[i].time > now)
