@@ -434,6 +434,19 @@ static cl_uint references(void)
     return count;
 }
 
+// What a guest of its own is asked for: the application's case by the algorithm under test.
+static clattn_attention_desc guest_desc(void)
+{
+    clattn_attention_desc desc;
+    clattn_attention_desc_init(&desc, sizeof desc);
+    desc.dim_qk = app.c.dim;
+    desc.heads_q = app.c.heads_q;
+    desc.heads_kv = app.c.heads_kv;
+    desc.features = CLATTN_FEATURE_CAUSAL | CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE;
+    desc.algo = app.algo;
+    return desc;
+}
+
 // One life of a guest, with a call that blocks on the application's memory and host memory mixed.
 static void adopt_run_leave(void)
 {
@@ -444,13 +457,7 @@ static void adopt_run_leave(void)
     assert_int_equal(clattn_context_get_device_info(ctx, &info), CLATTN_OK);
     assert_int_equal(info.index, -1);
     assert_string_equal(info.name, app.device->info.name);
-    clattn_attention_desc desc;
-    clattn_attention_desc_init(&desc, sizeof desc);
-    desc.dim_qk = app.c.dim;
-    desc.heads_q = app.c.heads_q;
-    desc.heads_kv = app.c.heads_kv;
-    desc.features = CLATTN_FEATURE_CAUSAL | CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE;
-    desc.algo = app.algo;
+    clattn_attention_desc desc = guest_desc();
     clattn_plan *plan = NULL;
     assert_int_equal(clattn_attention_plan_create(ctx, &desc, &plan), CLATTN_OK);
     clattn_attention_call call = app_call();
@@ -517,13 +524,7 @@ static void test_sub_device(void **state)
     for (cl_uint i = 0; i < count; i++)
         CL_OK(clReleaseDevice(parts[i]));
 
-    clattn_attention_desc desc;
-    clattn_attention_desc_init(&desc, sizeof desc);
-    desc.dim_qk = app.c.dim;
-    desc.heads_q = app.c.heads_q;
-    desc.heads_kv = app.c.heads_kv;
-    desc.features = CLATTN_FEATURE_CAUSAL | CLATTN_FEATURE_MASK | CLATTN_FEATURE_LSE;
-    desc.algo = app.algo;
+    clattn_attention_desc desc = guest_desc();
     desc.flags = CLATTN_NO_FALLBACK;
     clattn_plan *plan = NULL;
     assert_int_equal(clattn_attention_plan_create(ctx, &desc, &plan), CLATTN_OK);
