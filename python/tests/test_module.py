@@ -289,10 +289,10 @@ class Processes(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
 
-DOCS = os.environ.get("CLATTN_PYTHON_DOCS")
+DOCS = os.environ.get("CLATTN_TEST_DOCS")
 
 
-@unittest.skipUnless(DOCS, "CLATTN_PYTHON_DOCS does not name docs/python.md")
+@unittest.skipUnless(DOCS, "CLATTN_TEST_DOCS does not name docs/python.md")
 class Docs(unittest.TestCase):
     def test_blocks_run(self):
         text = pathlib.Path(DOCS).read_text(encoding="utf-8")
