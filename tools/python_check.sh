@@ -5,10 +5,10 @@
 #
 #   tools/python_check.sh [--long] [DIR]   DIR is made where it is missing; default build/python
 #
-# Needs Python 3.9 with venv (Debian: python3-venv), a C compiler, headers of OpenCL, and a package index that pip reaches.
-# The tests of OpenCL use the first device that there is. --long tests with ml_dtypes and PyTorch
-# besides, checks types (mypy), builds in a clean environment as a user does, and runs the sentence
-# encoder of examples/minilm; that downloads 1.5 GB.
+# Needs Python 3.9 with venv (Debian: python3-venv), a C compiler, headers of OpenCL, and a package
+# index that pip reaches. The tests of OpenCL use the first device that there is. --long tests with
+# ml_dtypes and PyTorch besides, checks types (mypy), builds in a clean environment as a user does,
+# and runs the sentence encoder of examples/minilm; that downloads gigabytes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,7 +26,8 @@ say() {
 }
 
 say "environment"
-packages=('meson-python>=0.15' 'meson>=1.3' 'ninja>=1.10' 'cffi>=1.15' 'numpy>=1.22' pyopencl)
+packages=('pip>=23.1' 'meson-python>=0.15' 'meson>=1.3' 'ninja>=1.10' 'cffi>=1.15' 'numpy>=1.22'
+          pyopencl)
 options=(-Csetup-args=-Dwerror=true)
 if [ "$long" = yes ]; then
   packages+=(ml_dtypes mypy pyflakes torch)

@@ -130,7 +130,8 @@ class DeviceArray:
         return self.buffer.context if isinstance(self.buffer, Memory) else None
 
     def add_event(self, event: Any) -> None:
-        self.events.append(event)
+        # What wrote here before is among the things that this event waited for.
+        self.events = [event]
 
     def _own(self) -> tuple[Context, Any]:
         context = self.context
@@ -237,9 +238,12 @@ def cl_address(buffer: Any, name: str) -> int:
 
 
 def view(array: Any, name: str) -> View:
-    if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack_device__"):
-        # Tensors of other libraries in host memory, as they lie there.
-        array = np.from_dlpack(array)
+    if type(array) is not np.ndarray:
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array, whose mask would not count; give a mask=")
+        if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack_device__"):
+            # Tensors of other libraries in host memory, as they lie there.
+            array = np.from_dlpack(array)
     return View(array, name)
 
 

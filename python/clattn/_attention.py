@@ -491,6 +491,20 @@ class _Call:
         return event
 
 
+def whose(arrays: Sequence[Any], queue: Any, context: Optional[Context],
+          device: Union[str, int, None]) -> tuple[Any, Context]:
+    """The queue, and the context: what was given, else those of the arrays, else the device's."""
+    if context is None and device is None:
+        for array in arrays:
+            if isinstance(array, DeviceArray) and array.context is not None:
+                return queue, array.context
+    if queue is None:
+        queue = next((array.queue for array in arrays if hasattr(array, "base_data")), None)
+    if queue is not None and context is None and device is None:
+        return queue, defaults.of_queue(queue)
+    return queue, resolve(context, device)
+
+
 def _longest(offsets: View, given: Optional[int], name: str) -> int:
     if given is not None:
         return given
@@ -557,14 +571,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, max_len_q=max_len_q,
         max_len_kv=max_len_kv, page_table=page_table, k_scale=k_scale, v_scale=v_scale,
         layout=layout, dtype=dtype, faults=faults)
-    if queue is None and hasattr(q, "base_data"):
-        queue = q.queue
-    if context is None and device is None:
-        if isinstance(q, DeviceArray) and q.context is not None:
-            context = q.context
-        elif queue is not None:
-            context = defaults.of_queue(queue)
-    context = resolve(context, device)
+    queue, context = whose((q, k, v), queue, context, device)
     key = problem.key(causal, align, algo, kernel, precision, fallback, num_splits, out_dtype,
                       return_lse or lse is not None)
 

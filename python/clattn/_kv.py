@@ -7,29 +7,14 @@ from typing import Any, Callable, Optional, Sequence, Union
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import (BF16, CL_MEM, F32, Axes, DeviceArray, DTypeLike, View, dtype_code,
+from ._arrays import (BF16, CL_MEM, F32, Axes, DTypeLike, View, dtype_code,
                       dtype_of, empty_like_kind, floats, ints, is_bshd, named_code, view, writable)
-from ._attention import choose
-from ._context import Context, address, defaults, resolve
+from ._attention import choose, whose
+from ._context import Context, address, defaults
 from ._native import call, fail, ffi, lib
 
 _PAIRS = {"interleaved": lib.CLATTN_ROTARY_INTERLEAVED, "half-split": lib.CLATTN_ROTARY_HALF_SPLIT}
 _MAX_PARTS: int = lib.CLATTN_MERGE_MAX_PARTS
-
-
-def queue_of(array: Any, queue: Any) -> Any:
-    return array.queue if queue is None and hasattr(array, "base_data") else queue
-
-
-def context_of(array: Any, queue: Any, context: Optional[Context],
-               device: Union[str, int, None]) -> Context:
-    """The one that was given, the array's own, the queue's, or the device's."""
-    if context is None and device is None:
-        if isinstance(array, DeviceArray) and array.context is not None:
-            return array.context
-        if queue is not None:
-            return defaults.of_queue(queue)
-    return resolve(context, device)
 
 
 def contiguous(found: View, name: str) -> None:
@@ -87,8 +72,7 @@ def merge(parts: Sequence[Any], lses: Sequence[Any], *, sinks: Any = None, out: 
     float32 are rounded on the way."""
     if len(parts) != len(lses) or not parts:
         raise fail("ERR_SHAPE", f"{len(parts)} parts and {len(lses)} lses")
-    queue = queue_of(parts[0], queue)
-    context = context_of(parts[0], queue, context, device)
+    queue, context = whose(parts, queue, context, device)
     bshd = is_bshd(layout)
     first = Axes(view(parts[0], "parts[0]"), "parts[0]", bshd)
     bits = _is_bits(dtype) or first.view.bits
@@ -226,8 +210,7 @@ def rotary(x: Any, cos: Any, sin: Any, *, offsets: Any = None, start: int = 0,
     """Rotary position embedding of queries or keys, with tables of rotary_tables(). Token i of
     sequence b is at start + offsets[b] + i. pairs: "interleaved" (2t, 2t + 1) or "half-split"
     (t, t + dim/2). out may be x."""
-    queue = queue_of(x, queue)
-    context = context_of(x, queue, context, device)
+    queue, context = whose((x,), queue, context, device)
     source = Axes(view(x, "x"), "x", is_bshd(layout))
     bits = _is_bits(dtype) or source.view.bits
     c = ffi.new("clattn_rotary_call *")
@@ -263,8 +246,7 @@ def append(k_new: Any, v_new: Any, k_cache: Any, v_cache: Any, *, lens: Any = No
     lens[b] + i, of [batch, heads, capacity, dim], or with page_table of pages [pages, heads,
     page_size, dim], in place. A cache of int8 gets its scales into k_scale and v_scale. With cos
     and sin the keys are turned on the way. The caller's lens stay as they are."""
-    queue = queue_of(k_cache, queue)
-    context = context_of(k_cache, queue, context, device)
+    queue, context = whose((k_cache, v_cache, k_new), queue, context, device)
     bshd = is_bshd(layout)
     c = ffi.new("clattn_append_call *")
     lib.clattn_append_call_init(c, ffi.sizeof("clattn_append_call"))

@@ -8,9 +8,9 @@ import numpy as np
 
 from ._arrays import BF16, F32, DTypeLike, View, dtype_code, dtype_of, empty_like_kind, named_code
 from ._arrays import view, writable
-from ._attention import choose
+from ._attention import choose, whose
 from ._context import Context
-from ._kv import context_of, launch, queue_of
+from ._kv import launch
 from ._native import call, fail, ffi, lib
 
 _ALGOS = {name: getattr(lib, "CLATTN_SOFTMAX_" + name.upper())
@@ -69,8 +69,7 @@ def softmax(x: Any, *, scale: Optional[float] = None, algo: Optional[str] = None
         out_code = named_code(out_dtype, "out_dtype")
     elif out is not None:
         out_code = dtype_code(out.dtype, bits or getattr(out, "bits", False), "out")
-    queue = queue_of(x, queue)
-    context = context_of(x, queue, context, device)
+    queue, context = whose((x,), queue, context, device)
     key = ("softmax", choose(_ALGOS, algo, "algo"), choose(_PATHS, path, "path"), code, out_code,
            lib.CLATTN_SOFTMAX_LSE if return_lse else 0, 0 if fallback else lib.CLATTN_NO_FALLBACK)
     plan: _SoftmaxPlan = context.plan(key, lambda: _SoftmaxPlan(context, key))
