@@ -197,7 +197,7 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
       device_env+=("OCL_ICD_VENDORS=$build/intel/vendors"
                    "LD_LIBRARY_PATH=$build/intel/venv/lib")
       [ "$full" = yes ] ||
-        device_env+=(CLATTN_TEST_MEDIUM=1 CLATTN_TEST_PREFERRED=1 CLATTN_TEST_SHARE=2)
+        device_env+=(CLATTN_TEST_MEDIUM=1 CLATTN_TEST_PREFERRED=1 CLATTN_TEST_SHARE=3)
       ;;
     llvmpipe)
       device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/rusticl.icd RUSTICL_ENABLE=llvmpipe
@@ -352,6 +352,7 @@ step_oclgrind() {
   # Every kernel on tiny problems. What host and results are about is other devices' work.
   forbid=(--forbid "$oclgrind_report")
   suites gcc simulator 1800 --suite simulator simulator "simulator, what is not written yet"
+  [ "$full" = yes ] || device_env+=(CLATTN_TEST_SHARE=3)
   suites gcc traffic 600 --suite traffic
   [ "$full" = yes ] || return 0
   check "every barrier and bound is needed" env "${device_env[@]}" timeout --foreground 3600 \
