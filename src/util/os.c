@@ -249,6 +249,26 @@ unsigned cla_os_forks(void)
 
 #endif
 
+// The end of the process
+
+static atomic_bool watching_exit, ending;
+
+static void note_exit(void)
+{
+    atomic_store(&ending, true);
+}
+
+void cla_os_watch_exit(void)
+{
+    if (!atomic_exchange(&watching_exit, true))
+        atexit(note_exit); // where it has no room, the program is no worse off than before
+}
+
+bool cla_os_is_ending(void)
+{
+    return atomic_load_explicit(&ending, memory_order_relaxed);
+}
+
 // Mutexes, conditions and threads: the thin layer under the worker
 
 #if defined(_WIN32)

@@ -40,6 +40,11 @@ void cla_os_sleep_ms(unsigned ms);
 bool cla_os_watch_forks(void);
 unsigned cla_os_forks(void);
 
+// Whether exit() has come so far that handlers run that were there before the first
+// cla_os_watch_exit(), destructors of a C++ program's globals among them.
+void cla_os_watch_exit(void);
+bool cla_os_is_ending(void);
+
 struct cla_mutex;
 struct cla_mutex *cla_mutex_create(void);
 void cla_mutex_destroy(struct cla_mutex *m);
