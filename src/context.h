@@ -41,8 +41,8 @@ struct clattn_context {
 };
 
 // Whether this process is a child of the one that made the context, or at its end, and the context
-// is of OpenCL: drivers do not outlive a fork, and are gone before handlers of exit() that are older
-// than they, so nothing of theirs may be touched, not even to release it.
+// is of OpenCL: drivers do not outlive a fork, and are gone before older handlers of exit() run, so
+// nothing of theirs may be touched, not even to release it.
 bool cla_context_lost(const clattn_context *ctx);
 
 // CLATTN_OK; for a lost context CLATTN_ERR_NO_OPENCL, with the reason in the log.
