@@ -96,7 +96,7 @@ def link_words(text):
 
 def statuses(block):
     """The lines of a comment with `@return` tables as @retval commands."""
-    out, table, column = [], False, 0
+    out, table, column, rows = [], False, 0, 0
     for line in block:
         start = re.match(rf"( *)@return ({STATUSES})(?: {{2,}}(.*))?$", line)
         row = table and re.match(rf" {{{column}}}({STATUSES})(?: {{2,}}(.*))?$", line)
