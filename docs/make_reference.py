@@ -215,6 +215,7 @@ def page(path, text):
             continue
         if line.startswith("```"):
             fenced = not fenced
+            line = line.split()[0]
         elif not fenced and not line.startswith("    "):
             heading = re.match(r"(#+) (.*)", line)
             if heading and len(heading.group(1)) == 1 and path != "README.md":

@@ -7,9 +7,9 @@ usage: tests/docs/check_blocks.py --prefix DIR [--python PROGRAM] [--only PAGE].
 DIR is the prefix of an installation, or the DESTDIR that it was staged in. What is done with a
 block goes by its kind, which is the word behind ``` or, where it is indented, its first word:
 
-  c, cpp   compiled without warnings against the installation, and run where it has a main(); a
-           comment `// success: ...` is what it prints. A fragment is put into frame.c beside this
-           file, where `ctx`, `plan`, `desc` and `call` are declared, and compiled only.
+  c, cpp   compiled without warnings against the installation, and run; a comment
+           `// success: ...` is what it prints. `c fragment` is put into frame.c beside this file,
+           where `ctx`, `plan`, `desc` and `call` are declared, and compiled only.
   python   run with --python where given, which has to have the package; its syntax else.
   sh       commands, as indented ones. Programs that are cheap are run; of the others every option,
            file, suite and variable has to exist (`command_*` below).
@@ -17,8 +17,8 @@ block goes by its kind, which is the word behind ``` or, where it is indented, i
            configured, or read.
   text     figures, formats and formulas, and indented blocks that do not begin with a command.
 
-Besides, the tables of options of the tools in README.md have every option of `--help` and no other,
-and its table of variables those that the sources read.
+Besides, the tables of options of the tools have every option of `--help` and no other, the table of
+variables those that the sources read, and options of tools in `code` are checked, too.
 
 --list says what became of each block, --self-test whether faults in pages are found.
 """
@@ -128,9 +128,8 @@ class Checker:
 
     # ---- programs --------------------------------------------------------------------------------
 
-    def check_c(self, body, language="c"):
+    def check_c(self, body, language="c", whole=True):
         text = "\n".join(body) + "\n"
-        whole = re.search(r"\bmain\(", text)
         if not whole:
             with open(os.path.join(ROOT, "tests/docs/frame.c"), encoding="utf-8") as file:
                 text = file.read().replace("// BLOCK\n", text)
@@ -152,6 +151,9 @@ class Checker:
                 raise Fault(f"it printed\n{printed}and not {line}")
         self.program = source
         return "compiled and run" + (", with its output" if expected else "")
+
+    def check_c_fragment(self, body):
+        return self.check_c(body, whole=False)
 
     def check_cpp(self, body):
         return self.check_c(body, "cpp")
@@ -235,7 +237,7 @@ class Checker:
 
     # ---- commands --------------------------------------------------------------------------------
 
-    def check_sh(self, body, page=None):
+    def check_sh(self, body):
         done = set()
         for line in command_lines(body):
             done.add(self.command(line))
@@ -278,7 +280,11 @@ class Checker:
 
     def help_of(self, tool):
         if tool not in self.helps:
-            self.helps[tool] = self.run([os.path.join(self.bin, tool), "--help"])
+            program = os.path.join(self.bin, tool)
+            text = self.run([program, "--help"])
+            if "--help-all" in text:
+                text = self.run([program, "--help-all"])
+            self.helps[tool] = text
         return self.helps[tool]
 
     def tool(self, name, arguments):
@@ -413,39 +419,46 @@ def check_script(name, arguments):
                 raise Fault(f"{path} has no step {argument}")
 
 
-# ---- tables of README.md -------------------------------------------------------------------------
+# ---- tables of tools and variables ---------------------------------------------------------------
+
+
+def reference_of_tools():
+    """The page that has the tools' options and the variables, and its name."""
+    name = "docs/tools.md" if os.path.exists(os.path.join(ROOT, "docs/tools.md")) else "README.md"
+    return name, read(name)
 
 
 def check_option_tables(checker):
     """The tables under the tools' headings have the options of --help."""
     faults = []
-    for section in re.split(r"^### ", read("README.md"), flags=re.M)[1:]:
+    name, text = reference_of_tools()
+    for section in re.split(r"^##+ ", text, flags=re.M)[1:]:
         tool = section.split("\n")[0].strip()
         if tool not in TOOLS:
             continue
-        section = re.split(r"^## ", section, flags=re.M)[0]
         rows = re.findall(r"^\| (`-.*?) \| ", section, re.M)
         if not rows:
             continue
         named = options_in(" ".join(rows))
-        known = options_in(checker.help_of(tool)) - {"--help", "--version"}
+        known = options_in(checker.help_of(tool)) - {"--help", "--help-all", "--version"}
         for option in sorted(named - known):
-            faults.append(f"README.md: {tool} has no option {option}")
+            faults.append(f"{name}: {tool} has no option {option}")
         for option in sorted(known - options_in(section)):
-            faults.append(f"README.md: {option} of {tool} is missing")
+            faults.append(f"{name}: {option} of {tool} is missing")
     return faults
 
 
 def check_variable_table():
     """The table of variables has those that the library reads."""
-    table = read("README.md").split("\n## Environment")[1].split("\n## ")[0]
+    name, text = reference_of_tools()
+    table = text.split("\n## Environment")[1].split("\n## ")[0]
     named = set(re.findall(r"`(CLATTN_\w+)`", "\n".join(re.findall(r"^\| (.*?) \|", table, re.M))))
     known = set()
     for path in glob.glob(ROOT + "/src/**/*.c", recursive=True):
         with open(path, encoding="utf-8") as file:
             known.update(re.findall(r'"(CLATTN_(?!FEATURE|ERR)[A-Z_]+)"', file.read()))
-    return ([f"README.md: nobody reads {name}" for name in sorted(named - known)] +
-            [f"README.md: the variable {name} is missing" for name in sorted(known - named)])
+    return ([f"{name}: nobody reads {variable}" for variable in sorted(named - known)] +
+            [f"{name}: {variable} is missing" for variable in sorted(known - named)])
 
 
 # ---- all of it -----------------------------------------------------------------------------------
@@ -460,7 +473,7 @@ def check_page(checker, path, tell, text=None):
             kind = "sh" if body and is_command(body[0]) else "text"
             if kind == "text" and any(re.match(r"\S+ (.* )?--[a-z]+[ =]", row) for row in body):
                 faults.append(f"{path}:{line}: is this a command? {body[0]}")
-        check = getattr(checker, "check_" + (kind.split() or ["?"])[0], None)
+        check = getattr(checker, "check_" + (kind.replace(" ", "_") or "?"), None)
         count += 1
         try:
             if not check:
@@ -471,11 +484,15 @@ def check_page(checker, path, tell, text=None):
             said = "FAULT"
         if tell:
             print(f"{path}:{line}: {kind}: {said}")
+    for tool, rest in re.findall(r"`(clattn-(?:probe|run|bench|tune)) ([^`]*--[^`]*)`", text):
+        for option in sorted(options_in(rest) - options_in(checker.help_of(tool))):
+            faults.append(f"{path}: {tool} has no option {option}")
     return faults, count
 
 
 SELF_TEST = [
-    ("```c\nclattn_attention_dest desc2;\n```\n", "clattn_attention_dest"),
+    ("```c fragment\nclattn_attention_dest desc2;\n```\n", "clattn_attention_dest"),
+    ("```c\ncall.batch = 1;\n```\n", "call"),
     ("```c\nint main(void) { return 3; }\n```\n", "exit status 3"),
     ('```c\n#include <stdio.h>\nint main(void) { puts("success: 1"); return 0; }\n'
      "// success: 2\n```\n", "and not success: 2"),
@@ -494,6 +511,7 @@ SELF_TEST = [
     ("    meson setup build -Dnosuch=1\n", "no Meson option nosuch"),
     ("    meson test -C build --suite nosuch\n", "no suite nosuch"),
     ("    CLATTN_NO_SUCH=1 clattn-probe\n", "CLATTN_NO_SUCH"),
+    ("Use `clattn-bench --nosuch`.\n", "no option --nosuch"),
     ("    frobnicate --all 3\n", "is this a command"),
     ("    build/tests/test_nosuch\n", "no test program test_nosuch"),
 ]
@@ -527,7 +545,7 @@ def main():
             found, blocks_of_page = check_page(checker, path, arguments.list)
             faults += found
             count += blocks_of_page
-        if not arguments.only or "README.md" in arguments.only:
+        if not arguments.only or reference_of_tools()[0] in arguments.only:
             faults += check_option_tables(checker) + check_variable_table()
     for fault in faults:
         print(fault)
