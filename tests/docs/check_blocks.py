@@ -15,10 +15,11 @@ block goes by its kind, which is the word behind ``` or, where it is indented, i
            file, suite and variable has to exist (`command_*` below).
   cmake, meson, ini, json, xml, dockerfile
            configured, or read.
-  text     figures, formats and formulas, and indented blocks that do not begin with a command.
+  text     figures, formats and formulas; an indented block that begins with no command is that.
 
-Besides, the tables of options of the tools have every option of `--help` and no other, the table of
-variables those that the sources read, and options of tools in `code` are checked, too.
+Besides, examples print what their table says; the tables of options of the tools have every option
+of `--help` and no other, the table of variables those that the sources read; and options of tools
+in `code` are checked, too.
 
 --list says what became of each block, --self-test whether faults in pages are found.
 """
@@ -461,6 +462,36 @@ def check_variable_table():
             [f"{name}: {variable} is missing" for variable in sorted(known - named)])
 
 
+def check_examples(checker):
+    """Each program of examples/ is in the table of its page, and prints what that says."""
+    text = read("examples/README.md")
+    rows = re.findall(r"^\| \[(\S+)\]\(\S+\) \| [^|]* \| `([^`]*)` \|", text, re.M)
+    files = {os.path.basename(path) for path in glob.glob(ROOT + "/examples/*.c*")}
+    faults = [f"examples/README.md: {name} is missing" for name in files - {row[0] for row in rows}]
+    for name, printed in rows:
+        source = read("examples/" + name)
+        compiler = ["g++", "-std=c++17"] if name.endswith(".cpp") else ["gcc", "-std=c11"]
+        command = [os.path.join(checker.folder, "example")]
+        if "mpi.h" in source:
+            if not shutil.which("mpicc") or not shutil.which("mpirun"):
+                continue
+            compiler = ["mpicc", "-std=c11"]
+            command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *command]
+        elif "opencl.hpp" in source and not os.path.exists("/usr/include/CL/opencl.hpp"):
+            continue
+        libraries = ["-lOpenCL"] if "opencl.h" in source else []
+        try:
+            checker.run([*compiler, name, *checker.flags, *libraries, "-lm", "-o", "example"])
+            lines = checker.run(command).split("\n")
+        except Fault as fault:
+            faults.append(f"examples/{name}: {fault}")
+            continue
+        pattern = ".*".join(re.escape(part) for part in printed.split("..."))
+        if not any(re.fullmatch(pattern, line.strip()) for line in lines):
+            faults.append(f"examples/{name} printed {lines} and not {printed}")
+    return faults
+
+
 # ---- all of it -----------------------------------------------------------------------------------
 
 
@@ -545,6 +576,8 @@ def main():
             found, blocks_of_page = check_page(checker, path, arguments.list)
             faults += found
             count += blocks_of_page
+        if not arguments.only or "examples/README.md" in arguments.only:
+            faults += check_examples(checker)
         if not arguments.only or reference_of_tools()[0] in arguments.only:
             faults += check_option_tables(checker) + check_variable_table()
     for fault in faults:
