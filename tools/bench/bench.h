@@ -65,7 +65,9 @@ struct bench_options {
     struct bench_features features; // of all rows
     struct bench_variant variant[BENCH_VARIANTS_MAX];
     int variants; // more than 0: their times beside the plain row's instead of a table
-    bool json, csv, list, help, version;
+    bool json, csv, list, version;
+    int help;      // 1 = --help, 2 = --help-all
+    int precision; // enum clattn_precision
     const char *device[BENCH_DEVICES_MAX];
     int devices;
     int32_t threads, runs;
@@ -87,19 +89,19 @@ struct bench_item {
     struct tool_problem p; // of the row, with the algorithm and its kernel
 };
 
+// Texts in parts, up to NULL.
+extern const char *const bench_help[], *const bench_help_all[];
+
 // ---- options.c ---------------------------------------------------------------------------------
 
 // Fills `opt` with rows in the order they are given, sweeps applied. Returns 0 or an exit status
 // after a message.
 int bench_options(int argc, char **argv, struct bench_options *opt);
 
-// The named cases that can be timed, as a table on stdout.
-void bench_print_cases(void);
+// The named cases that can be timed, as a table on stdout or as JSON, an object a line.
+void bench_print_cases(bool json);
 
-// "1,8,8,2048,2048,64".
-void bench_shape_text(const struct tool_problem *p, char *text, size_t size);
-
-// The same of an item; of a softmax its rows and their length, "16384x2048".
+// "1,8,8,2048,2048,64"; of a softmax its rows and their length, "16384x2048".
 void bench_item_text(const struct bench_item *item, char *text, size_t size);
 
 // ---- features.c --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include "bench/bench.h"
 #include "lib/outfile.h"
 #include "lib/say.h"
+#include "lib/shape.h"
 
 extern char **environ;
 
@@ -179,7 +180,7 @@ static void write_script(const struct bench_plot *plot, FILE *to)
     const struct bench_row *row = &plot->opt->row[0];
     char shape[96];
 
-    bench_shape_text(&row->p, shape, sizeof shape);
+    tool_shape_text(&row->p, shape, sizeof shape);
     write_points(plot, to);
     fprintf(to, "set terminal %s\nset logscale xy\nset grid\nset xlabel '%s' noenhanced\n"
                 "set key outside bottom center horizontal\nset format x '%%.0f'\n"
