@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "bench/bench.h"
+#include "bench/trace.h"
 #include "lib/output.h"
 #include "lib/say.h"
 
@@ -16,9 +17,12 @@ struct sessions {
 // Verifies, then times. `over` > 0 means a wrong result and no times.
 static clattn_status bench_attention(struct tool_session *s, struct tool_session *builtin,
                                      const struct bench_item *item, int32_t runs,
-                                     struct bench_attention *a, struct bench_result *r)
+                                     struct bench_trace *trace, struct bench_attention *a,
+                                     struct bench_result *r)
 {
+    bench_trace_begin(trace, "plan and verify");
     clattn_status st = bench_attention_open(s, &item->p, a);
+    bench_trace_end(trace);
     const struct bench_work work = {bench_attention_run, a, a->gflop,
                                     bench_read_bytes(&item->p)};
     const bool on_cpu =
@@ -27,8 +31,13 @@ static clattn_status bench_attention(struct tool_session *s, struct tool_session
     r->pairs = a->pairs;
     r->max_error = a->max_error;
     r->workspace = a->workspace;
-    if (st == CLATTN_OK && a->over == 0)
+    if (st == CLATTN_OK && a->over == 0) {
+        bench_trace_begin(trace, "time");
         st = bench_time(on_cpu ? builtin : s, &work, runs, r);
+        bench_trace_end(trace);
+        if (st == CLATTN_OK)
+            st = bench_trace_attention(trace, s, a);
+    }
     // Last, since it walks over tiles of which there may be no end where memory runs out.
     if (st == CLATTN_OK)
         r->bytes = bench_bytes(&item->p, &a->info);
@@ -58,6 +67,7 @@ static void item_text(const struct bench_options *opt, const struct tool_session
 struct outputs {
     struct bench_report *report;
     struct bench_plot *plot;
+    struct bench_trace *trace;
 };
 
 static int bench_item(struct tool_session *s, struct tool_session *builtin,
@@ -71,10 +81,13 @@ static int bench_item(struct tool_session *s, struct tool_session *builtin,
 
     item_text(opt, s, item, what, sizeof what);
     tool_log_clear(&s->log);
+    bench_trace_begin(to->trace, "%s%s%s", what, opt->algos > 1 ? "" : " ",
+                      opt->algos > 1 ? "" : item->algo->name);
     clattn_status st =
         item->algo->softmax
             ? bench_softmax(s, builtin, item, opt->runs, &a.info, &r, &a.over)
-            : bench_attention(s, builtin, item, opt->runs, &a, &r);
+            : bench_attention(s, builtin, item, opt->runs, to->trace, &a, &r);
+    bench_trace_end(to->trace);
     bench_progress(0, 0, NULL);
     if (is_refusal(opt, st)) {
         const char *said = tool_log_error(&s->log);
@@ -109,11 +122,11 @@ static struct bench_item nth(const struct bench_options *opt, int n, int *device
     return item;
 }
 
-static int bench_all(struct sessions *s, const struct bench_options *opt, struct bench_plot *plot)
+static int bench_all(struct sessions *s, const struct bench_options *opt, struct outputs to)
 {
-    const struct outputs to = {bench_report_create(opt), plot};
     int worst = 0, device = 0;
 
+    to.report = bench_report_create(opt);
     if (!to.report)
         return tool_fail(TOOL_DEVICE, "no memory for the report");
     for (int n = 0; n < opt->rows * opt->devices * opt->algos; n++) {
@@ -163,16 +176,10 @@ static int open_session(struct tool_session *s, const char *selector, int32_t th
     return 0;
 }
 
-static int run(struct bench_options *opt)
+static int open_all(struct sessions *s, struct bench_options *opt)
 {
-    struct bench_plot *plot = NULL;
-    int code = bench_plot_create(opt, &plot);
-    struct sessions *s = code ? NULL : calloc(1, sizeof *s);
+    int code = 0;
 
-    if (code)
-        return code;
-    if (!s)
-        return bench_plot_finish(plot, tool_fail(TOOL_DEVICE, "no memory for the devices"));
     if (opt->devices == 0)
         opt->device[opt->devices++] = NULL;
     tool_session_init(&s->builtin);
@@ -182,13 +189,32 @@ static int run(struct bench_options *opt)
         code = open_session(&s->device[d], opt->device[d], opt->threads, 0);
     if (!code)
         code = open_session(&s->builtin, "cpu", opt->threads, CLATTN_CONTEXT_NO_OPENCL);
+    return code;
+}
+
+static int run(struct bench_options *opt)
+{
+    struct outputs to = {.plot = NULL};
+    struct sessions *s = calloc(1, sizeof *s);
+    int code = s ? bench_plot_create(opt, &to.plot)
+                 : tool_fail(TOOL_DEVICE, "no memory for the devices");
+
     if (!code)
-        code = opt->variants ? ratio_all(s, opt) : bench_all(s, opt, plot);
-    for (int d = 0; d < opt->devices; d++)
+        code = bench_trace_create(opt, &to.trace);
+    bench_trace_begin(to.trace, "open the devices");
+    const bool opened = !code;
+    if (opened)
+        code = open_all(s, opt);
+    bench_trace_end(to.trace);
+    if (!code)
+        code = opt->variants ? ratio_all(s, opt) : bench_all(s, opt, to);
+    for (int d = 0; opened && d < opt->devices; d++)
         tool_session_close(&s->device[d]);
-    tool_session_close(&s->builtin);
+    if (opened)
+        tool_session_close(&s->builtin);
     free(s);
-    return bench_plot_finish(plot, code);
+    code = bench_trace_finish(to.trace, code);
+    return bench_plot_finish(to.plot, code);
 }
 
 int main(int argc, char **argv)

@@ -62,6 +62,7 @@ struct bench_options {
     int64_t softmax_rows, softmax_len; // of all rows; 0 = as the shape says
     const char *plot;     // file; NULL = none
     const char *plot_key; // what is swept
+    const char *trace;    // file; NULL = none
     struct bench_features features; // of all rows
     struct bench_variant variant[BENCH_VARIANTS_MAX];
     int variants; // more than 0: their times beside the plain row's instead of a table

@@ -13,8 +13,8 @@
 enum {
     OPT_SHAPE, OPT_CASE, OPT_SWEEP, OPT_LIST, OPT_CAUSAL, OPT_WINDOW, OPT_MASK, OPT_BIAS, OPT_ALIBI,
     OPT_SOFTCAP, OPT_SINKS, OPT_KV_LENS, OPT_PACKED, OPT_PAGE, OPT_DTYPE, OPT_KV_DTYPE, OPT_RATIO,
-    OPT_ALGO, OPT_KERNEL, OPT_PRECISION, OPT_DEVICE, OPT_SOFTMAX_ROWS, OPT_PLOT, OPT_THREADS,
-    OPT_RUNS, OPT_JSON, OPT_CSV, OPT_HELP, OPT_HELP_ALL, OPT_VERSION, OPT_COUNT
+    OPT_ALGO, OPT_KERNEL, OPT_PRECISION, OPT_DEVICE, OPT_SOFTMAX_ROWS, OPT_PLOT, OPT_TRACE,
+    OPT_THREADS, OPT_RUNS, OPT_JSON, OPT_CSV, OPT_HELP, OPT_HELP_ALL, OPT_VERSION, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
@@ -41,6 +41,7 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_DEVICE] = {"device", 0, TOOL_ARG_REQUIRED, true},
     [OPT_SOFTMAX_ROWS] = {"softmax-rows", 0, TOOL_ARG_REQUIRED, false},
     [OPT_PLOT] = {"plot", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_TRACE] = {"trace", 0, TOOL_ARG_REQUIRED, false},
     [OPT_THREADS] = {"threads", 0, TOOL_ARG_REQUIRED, false},
     [OPT_RUNS] = {"runs", 0, TOOL_ARG_REQUIRED, false},
     [OPT_JSON] = {"json", 0, TOOL_ARG_NONE, false},
@@ -378,6 +379,7 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_ALGO: return take_algos(opt, shown, value);
     case OPT_SOFTMAX_ROWS: return take_softmax_rows(opt, shown, value);
     case OPT_PLOT: opt->plot = value; return 0;
+    case OPT_TRACE: opt->trace = value; return 0;
     case OPT_KERNEL: return tool_take_later_word(shown, value, tool_kernel_words, &opt->kernel);
     case OPT_PRECISION:
         return tool_take_word(shown, value, tool_precision_words, &opt->precision);
@@ -430,9 +432,9 @@ static int check_ratio(const struct bench_options *opt)
 {
     if (!opt->variants)
         return 0;
-    if (opt->csv || opt->plot)
+    if (opt->csv || opt->plot || opt->trace)
         return tool_fail(TOOL_USE, "option %s does not go with --ratio",
-                         opt->csv ? "--csv" : "--plot");
+                         opt->csv ? "--csv" : opt->plot ? "--plot" : "--trace");
     for (int i = 0; i < opt->algos; i++) {
         if (opt->algo[i].softmax)
             return tool_fail(TOOL_USE, "option --ratio does not go with --algo %s",
