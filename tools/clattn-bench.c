@@ -14,6 +14,11 @@ struct sessions {
     struct tool_session device[BENCH_DEVICES_MAX], builtin;
 };
 
+static bool is_on_cpu(const clattn_plan_info *info)
+{
+    return info->algo == CLATTN_ALGO_HOST || info->algo == CLATTN_ALGO_REFERENCE;
+}
+
 // Verifies, then times. `over` > 0 means a wrong result and no times.
 static clattn_status bench_attention(struct tool_session *s, struct tool_session *builtin,
                                      const struct bench_item *item, int32_t runs,
@@ -25,15 +30,13 @@ static clattn_status bench_attention(struct tool_session *s, struct tool_session
     bench_trace_end(trace);
     const struct bench_work work = {bench_attention_run, a, a->gflop,
                                     bench_read_bytes(&item->p)};
-    const bool on_cpu =
-        a->info.algo == CLATTN_ALGO_HOST || a->info.algo == CLATTN_ALGO_REFERENCE;
 
     r->pairs = a->pairs;
     r->max_error = a->max_error;
     r->workspace = a->workspace;
     if (st == CLATTN_OK && a->over == 0) {
         bench_trace_begin(trace, "time");
-        st = bench_time(on_cpu ? builtin : s, &work, runs, r);
+        st = bench_time(is_on_cpu(&a->info) ? builtin : s, &work, runs, r);
         bench_trace_end(trace);
         if (st == CLATTN_OK)
             st = bench_trace_attention(trace, s, a);
@@ -67,6 +70,7 @@ static void item_text(const struct bench_options *opt, const struct tool_session
 struct outputs {
     struct bench_report *report;
     struct bench_plot *plot;
+    struct bench_roofline *roofline;
     struct bench_trace *trace;
 };
 
@@ -99,6 +103,8 @@ static int bench_item(struct tool_session *s, struct tool_session *builtin,
     } else {
         bench_report_add(to->report, s, item, a.plan, &a.info, &r);
         bench_plot_add(to->plot, s, item, &r);
+        bench_roofline_add(to->roofline, s, is_on_cpu(&a.info) ? builtin : s, item,
+                           a.info.algo_name, &r);
     }
     bench_attention_close(s, &a);
     return code;
@@ -200,6 +206,8 @@ static int run(struct bench_options *opt)
                  : tool_fail(TOOL_DEVICE, "no memory for the devices");
 
     if (!code)
+        code = bench_roofline_create(opt, &to.roofline);
+    if (!code)
         code = bench_trace_create(opt, &to.trace);
     bench_trace_begin(to.trace, "open the devices");
     const bool opened = !code;
@@ -214,6 +222,7 @@ static int run(struct bench_options *opt)
         tool_session_close(&s->builtin);
     free(s);
     code = bench_trace_finish(to.trace, code);
+    code = bench_roofline_finish(to.roofline, code);
     return bench_plot_finish(to.plot, code);
 }
 

@@ -61,8 +61,8 @@ struct bench_options {
     int algos; // more than one: those that can't serve a row are named instead of failing
     int64_t softmax_rows, softmax_len; // of all rows; 0 = as the shape says
     const char *plot;     // file; NULL = none
-    const char *plot_key; // what is swept
-    const char *trace;    // file; NULL = none
+    const char *plot_key; // what is swept; NULL = nothing, or more than that
+    const char *trace, *roofline; // files; NULL = none
     struct bench_features features; // of all rows
     struct bench_variant variant[BENCH_VARIANTS_MAX];
     int variants; // more than 0: their times beside the plain row's instead of a table
@@ -236,6 +236,27 @@ void bench_plot_add(struct bench_plot *plot, const struct tool_session *s,
 
 // Draws, unless `code` is an exit status already, and frees. Returns the exit status.
 int bench_plot_finish(struct bench_plot *plot, int code);
+
+// Adds the session's device to a list of devices that does not have it yet.
+void bench_add_device(char *devices, size_t size, const struct tool_session *s);
+
+// "fused", or with several devices "fused [0]".
+void bench_line_text(const struct bench_options *opt, const struct tool_session *s,
+                     const struct bench_item *item, char *text, size_t size);
+
+// ---- roofline.c --------------------------------------------------------------------------------
+
+struct bench_roofline;
+
+// As bench_plot_create(), for --roofline.
+int bench_roofline_create(const struct bench_options *opt, struct bench_roofline **roofline);
+
+// A point of the session's device by the algorithm that its plan took; `on` is the device that does
+// the work. NULL is ignored.
+void bench_roofline_add(struct bench_roofline *roofline, struct tool_session *s,
+                        struct tool_session *on, const struct bench_item *item,
+                        const char *taken, const struct bench_result *r);
+int bench_roofline_finish(struct bench_roofline *roofline, int code);
 
 // ---- report.c ----------------------------------------------------------------------------------
 

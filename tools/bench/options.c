@@ -11,10 +11,11 @@
 #include "lib/shape.h"
 
 enum {
-    OPT_SHAPE, OPT_CASE, OPT_SWEEP, OPT_LIST, OPT_CAUSAL, OPT_WINDOW, OPT_MASK, OPT_BIAS, OPT_ALIBI,
-    OPT_SOFTCAP, OPT_SINKS, OPT_KV_LENS, OPT_PACKED, OPT_PAGE, OPT_DTYPE, OPT_KV_DTYPE, OPT_RATIO,
-    OPT_ALGO, OPT_KERNEL, OPT_PRECISION, OPT_DEVICE, OPT_SOFTMAX_ROWS, OPT_PLOT, OPT_TRACE,
-    OPT_THREADS, OPT_RUNS, OPT_JSON, OPT_CSV, OPT_HELP, OPT_HELP_ALL, OPT_VERSION, OPT_COUNT
+    OPT_SHAPE, OPT_CASE, OPT_SWEEP, OPT_LIST, OPT_CAUSAL, OPT_WINDOW, OPT_MASK, OPT_BIAS,
+    OPT_ALIBI, OPT_SOFTCAP, OPT_SINKS, OPT_KV_LENS, OPT_PACKED, OPT_PAGE, OPT_DTYPE, OPT_KV_DTYPE,
+    OPT_RATIO, OPT_ALGO, OPT_KERNEL, OPT_PRECISION, OPT_DEVICE, OPT_SOFTMAX_ROWS, OPT_PLOT,
+    OPT_ROOFLINE, OPT_TRACE, OPT_THREADS, OPT_RUNS, OPT_JSON, OPT_CSV, OPT_HELP, OPT_HELP_ALL,
+    OPT_VERSION, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
@@ -41,6 +42,7 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_DEVICE] = {"device", 0, TOOL_ARG_REQUIRED, true},
     [OPT_SOFTMAX_ROWS] = {"softmax-rows", 0, TOOL_ARG_REQUIRED, false},
     [OPT_PLOT] = {"plot", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_ROOFLINE] = {"roofline", 0, TOOL_ARG_REQUIRED, false},
     [OPT_TRACE] = {"trace", 0, TOOL_ARG_REQUIRED, false},
     [OPT_THREADS] = {"threads", 0, TOOL_ARG_REQUIRED, false},
     [OPT_RUNS] = {"runs", 0, TOOL_ARG_REQUIRED, false},
@@ -379,6 +381,7 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_ALGO: return take_algos(opt, shown, value);
     case OPT_SOFTMAX_ROWS: return take_softmax_rows(opt, shown, value);
     case OPT_PLOT: opt->plot = value; return 0;
+    case OPT_ROOFLINE: opt->roofline = value; return 0;
     case OPT_TRACE: opt->trace = value; return 0;
     case OPT_KERNEL: return tool_take_later_word(shown, value, tool_kernel_words, &opt->kernel);
     case OPT_PRECISION:
@@ -432,9 +435,12 @@ static int check_ratio(const struct bench_options *opt)
 {
     if (!opt->variants)
         return 0;
-    if (opt->csv || opt->plot || opt->trace)
+    if (opt->csv || opt->plot || opt->roofline || opt->trace)
         return tool_fail(TOOL_USE, "option %s does not go with --ratio",
-                         opt->csv ? "--csv" : opt->plot ? "--plot" : "--trace");
+                         opt->csv        ? "--csv"
+                         : opt->plot     ? "--plot"
+                         : opt->roofline ? "--roofline"
+                                         : "--trace");
     for (int i = 0; i < opt->algos; i++) {
         if (opt->algo[i].softmax)
             return tool_fail(TOOL_USE, "option --ratio does not go with --algo %s",
@@ -448,6 +454,8 @@ static int check_plot(struct bench_options *opt, const struct parser *parser)
 {
     const struct sweep *s = &parser->sweep[0];
 
+    if (parser->sweeps == 1)
+        opt->plot_key = key_words[s->key];
     if (!opt->plot)
         return 0;
     if (parser->sweeps != 1 || s->key > KEY_LEN_KV || s->count < 2)
@@ -456,7 +464,6 @@ static int check_plot(struct bench_options *opt, const struct parser *parser)
     if (opt->rows > 1)
         return tool_fail(TOOL_USE, "option --plot: %d shapes and cases; one can be drawn",
                          opt->rows);
-    opt->plot_key = key_words[s->key];
     return 0;
 }
 
@@ -481,7 +488,7 @@ int bench_options(int argc, char **argv, struct bench_options *opt)
         code = check_ratio(opt);
     if (!code && opt->rows == 0) {
         take_shape(opt, "--shape", "1,8,8,2048,2048,64");
-        if (!opt->plot)
+        if (!opt->plot && !opt->roofline)
             take_shape(opt, "--shape", "1,8,8,1024,1024,128");
     }
     if (!code)
