@@ -72,7 +72,7 @@ def run(folder, p, repeat):
     """What clattn-run prints with the counts of all kernels before it."""
     command = [RUN.run, "-q", "q.npy", "-k", "k.npy", "-v", "v.npy", "-o", f"o{repeat}.npy",
                "--device", DEVICE, "--algo", p.algo, "--kernel", "group", "--json",
-               "--repeat", str(repeat)]
+               "--runs", str(repeat)]
     for option in p.options:
         command.append(option)
         if option in ("--lse", "--mask"):
