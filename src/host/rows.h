@@ -14,14 +14,6 @@
 // other programs want the cores.
 enum { CLA_MIN_PARALLEL_ELEMS = 100000 };
 
-static inline void cla_host_one_row(void (*one)(const void *what, int64_t row), const void *what,
-                                    int64_t row)
-{
-    const unsigned mode = cla_float_begin();
-    one(what, row);
-    cla_float_end(mode);
-}
-
 // `elems` is what a row reads or writes.
 static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t requested,
                                      void (*one)(const void *what, int64_t row), const void *what)
@@ -30,17 +22,24 @@ static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t reques
     const bool few = rows < 2 || (double)rows * (double)elems < CLA_MIN_PARALLEL_ELEMS;
     const int32_t threads = few ? 1 : cla_host_team(cla_host_threads(requested));
     if (threads > 1) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t r = 0; r < rows; r++)
-            cla_host_one_row(one, what, r);
+#pragma omp parallel num_threads(threads)
+        {
+            const unsigned mode = cla_float_begin();
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < rows; r++)
+                one(what, r);
+            cla_float_end(mode);
+        }
         return;
     }
 #else
     (void)elems;
     (void)requested;
 #endif
+    const unsigned mode = cla_float_begin();
     for (int64_t r = 0; r < rows; r++)
-        cla_host_one_row(one, what, r);
+        one(what, r);
+    cla_float_end(mode);
 }
 
 // Channels of a row, converted to float and back: the type is looked at once for all of them.

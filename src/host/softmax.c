@@ -177,13 +177,11 @@ static struct cla_row_part first_pass(const struct rows *t, int64_t r, int64_t b
 static void whole_row(const struct rows *t, int64_t r)
 {
     const int64_t len = t->call->len;
-    const unsigned mode = cla_float_begin();
     struct cla_row_part p = first_pass(t, r, 0, len);
     if (t->s->algo == CLATTN_SOFTMAX_SAFE)
         p.d = safe_sum(t, r, 0, len, p.m);
     last(t, r, 0, len, p);
     store_lse(t, r, p);
-    cla_float_end(mode);
 }
 
 enum step { FIRST, SUM, WRITE };
@@ -220,7 +218,6 @@ static void one_part(const struct rows *t, int64_t id, enum step step)
     const int64_t r = id / t->parts, begin = id % t->parts * t->part_len;
     const int64_t rest = t->call->len - begin;
     const int64_t end = begin + (rest < t->part_len ? rest : t->part_len);
-    const unsigned mode = cla_float_begin();
     if (step == FIRST) {
         t->part[id] = first_pass(t, r, begin, end);
     } else if (step == SUM) {
@@ -231,7 +228,6 @@ static void one_part(const struct rows *t, int64_t id, enum step step)
         if (begin == 0)
             store_lse(t, r, p);
     }
-    cla_float_end(mode);
 }
 
 static void all_parts(const struct rows *t, enum step step, int32_t threads)
@@ -240,14 +236,21 @@ static void all_parts(const struct rows *t, enum step step, int32_t threads)
     (void)threads;
 #ifdef _OPENMP
     if (threads > 1) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t id = 0; id < n; id++)
-            one_part(t, id, step);
+#pragma omp parallel num_threads(threads)
+        {
+            const unsigned mode = cla_float_begin();
+#pragma omp for schedule(static)
+            for (int64_t id = 0; id < n; id++)
+                one_part(t, id, step);
+            cla_float_end(mode);
+        }
         return;
     }
 #endif
+    const unsigned mode = cla_float_begin();
     for (int64_t id = 0; id < n; id++)
         one_part(t, id, step);
+    cla_float_end(mode);
 }
 
 static void all_rows(const struct rows *t, int32_t threads)
@@ -256,14 +259,21 @@ static void all_rows(const struct rows *t, int32_t threads)
     (void)threads;
 #ifdef _OPENMP
     if (threads > 1) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t r = 0; r < n; r++)
-            whole_row(t, r);
+#pragma omp parallel num_threads(threads)
+        {
+            const unsigned mode = cla_float_begin();
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < n; r++)
+                whole_row(t, r);
+            cla_float_end(mode);
+        }
         return;
     }
 #endif
+    const unsigned mode = cla_float_begin();
     for (int64_t r = 0; r < n; r++)
         whole_row(t, r);
+    cla_float_end(mode);
 }
 
 clattn_status cla_host_softmax(const struct cla_softmax *s, const struct cla_softmax_call *call,
