@@ -298,7 +298,7 @@ class Checker:
             try:
                 self.run([os.path.join(self.bin, name), *arguments])
             except Fault as fault:
-                if "--device" not in arguments or "no device" not in str(fault):
+                if "--device" not in arguments or "fits none of" not in str(fault):
                     raise
                 at = arguments.index("--device")
                 self.run([os.path.join(self.bin, name), *arguments[:at], *arguments[at + 2 :]])
