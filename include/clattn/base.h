@@ -62,7 +62,7 @@ typedef enum clattn_status {
     /// No device fits the selector, or there is none of the kind that was asked for.
     CLATTN_ERR_NO_DEVICE = 9,
     /// The OpenCL library could not be opened, or this build has none, or this process is a child
-    /// that was forked after it was opened.
+    /// that was forked after it was opened, or is at its end.
     CLATTN_ERR_NO_OPENCL = 10,
     /// Host or device memory ran out.
     CLATTN_ERR_OUT_OF_MEMORY = 11,

@@ -23,6 +23,10 @@ extern "C" {
 /// devices, finds none itself: the best device is the CPU path there, with a warning. To use OpenCL
 /// in children, fork before, or start them anew (Python: "spawn"). Drivers that an application
 /// opened itself, and OpenMP regions of its own, are not known here.
+///
+/// Exit: drivers end with the process, before handlers of atexit() and destructors of globals that
+/// are older than they. So there, too, such calls return CLATTN_ERR_NO_OPENCL and destroying leaves
+/// all as it is. A context is better destroyed before exit() or the end of main().
 typedef struct clattn_context clattn_context;
 
 /// Bits of clattn_context_desc.flags.
@@ -176,7 +180,8 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector
 ///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL, or
-///                                      this process was forked after it was opened
+///                                      this process was forked after it was opened, or is at
+///                                      its end
 ///         CLATTN_ERR_UNSUPPORTED       the named device has no compiler of OpenCL C 1.2, or is not
 ///                                      available
 ///         CLATTN_ERR_SELF_TEST, CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL  the named device fails

@@ -7,11 +7,20 @@
 
 #include "host/host.h"
 #include "host/kernel.h"
+#include "util/float_mode.h"
 #include "util/half.h"
 
 // Elements from which a second thread pays: waking it costs microseconds, and milliseconds where
 // other programs want the cores.
 enum { CLA_MIN_PARALLEL_ELEMS = 100000 };
+
+static inline void cla_host_one_row(void (*one)(const void *what, int64_t row), const void *what,
+                                    int64_t row)
+{
+    const unsigned mode = cla_float_begin();
+    one(what, row);
+    cla_float_end(mode);
+}
 
 // `elems` is what a row reads or writes.
 static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t requested,
@@ -23,7 +32,7 @@ static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t reques
     if (threads > 1) {
 #pragma omp parallel for schedule(static) num_threads(threads)
         for (int64_t r = 0; r < rows; r++)
-            one(what, r);
+            cla_host_one_row(one, what, r);
         return;
     }
 #else
@@ -31,7 +40,7 @@ static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t reques
     (void)requested;
 #endif
     for (int64_t r = 0; r < rows; r++)
-        one(what, r);
+        cla_host_one_row(one, what, r);
 }
 
 // Channels of a row, converted to float and back: the type is looked at once for all of them.

@@ -8,6 +8,7 @@
 
 #include "host/host.h"
 #include "host/kernel.h"
+#include "util/float_mode.h"
 #include "util/half.h"
 
 enum {
@@ -176,11 +177,13 @@ static struct cla_row_part first_pass(const struct rows *t, int64_t r, int64_t b
 static void whole_row(const struct rows *t, int64_t r)
 {
     const int64_t len = t->call->len;
+    const unsigned mode = cla_float_begin();
     struct cla_row_part p = first_pass(t, r, 0, len);
     if (t->s->algo == CLATTN_SOFTMAX_SAFE)
         p.d = safe_sum(t, r, 0, len, p.m);
     last(t, r, 0, len, p);
     store_lse(t, r, p);
+    cla_float_end(mode);
 }
 
 enum step { FIRST, SUM, WRITE };
@@ -217,6 +220,7 @@ static void one_part(const struct rows *t, int64_t id, enum step step)
     const int64_t r = id / t->parts, begin = id % t->parts * t->part_len;
     const int64_t rest = t->call->len - begin;
     const int64_t end = begin + (rest < t->part_len ? rest : t->part_len);
+    const unsigned mode = cla_float_begin();
     if (step == FIRST) {
         t->part[id] = first_pass(t, r, begin, end);
     } else if (step == SUM) {
@@ -227,6 +231,7 @@ static void one_part(const struct rows *t, int64_t id, enum step step)
         if (begin == 0)
             store_lse(t, r, p);
     }
+    cla_float_end(mode);
 }
 
 static void all_parts(const struct rows *t, enum step step, int32_t threads)
