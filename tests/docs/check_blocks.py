@@ -56,11 +56,10 @@ def read(path):
 
 
 def pages():
-    found = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md",
-             "tests/fuzz/README.md"]
-    found += glob.glob("docs/*.md", root_dir=ROOT) + glob.glob("packaging/**/*.md", root_dir=ROOT)
-    found += glob.glob("python/**/*.md", root_dir=ROOT)
-    return [path for path in found if os.path.exists(os.path.join(ROOT, path))]
+    found = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/fuzz/README.md"]
+    for pattern in ("docs/*.md", "examples/**/*.md", "packaging/**/*.md", "python/**/*.md"):
+        found += sorted(glob.glob(pattern, root_dir=ROOT, recursive=True))
+    return found
 
 
 def blocks(text):
@@ -111,7 +110,7 @@ class Checker:
         self.names = 0
         self.program = None  # the C program that a page showed last
         self.session = ""    # the Python blocks that it showed
-        for file in glob.glob(ROOT + "/examples/*"):
+        for file in glob.glob(ROOT + "/examples/*.*"):
             shutil.copy(file, folder)
 
     def run(self, command, timeout=120, shell=False, cwd=None):
