@@ -28,9 +28,9 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HEADERS = os.path.join("include", "clattn")
-PAGES = ["README.md", "docs/guide.md", "examples/README.md", "docs/features.md",
-         "docs/math.md", "docs/kernels.md", "docs/planner.md", "docs/performance.md",
-         "docs/devices.md", "docs/reliability.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/python.md", "examples/README.md", "docs/tools.md",
+         "docs/features.md", "docs/math.md", "docs/kernels.md", "docs/planner.md",
+         "docs/performance.md", "docs/devices.md", "docs/reliability.md"]
 LAST_PAGES = ["CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
 # Looks, where they are installed (Debian: doxygen-awesome-css); else Doxygen's own.
 STYLES = ["/usr/share/doxygen-awesome-css/doxygen-awesome.css",
