@@ -86,9 +86,8 @@ def link_words(text):
     for i in range(0, len(parts), 2):
         part = re.sub(r"\b(clattn_\w+)\.([a-z_]+)\b(?!\()", field, parts[i])
         parts[i] = re.sub(
-            r'(?<![#:"\w])(clattn_\w+|CLATTN_\w+)\b(?![(:.\w*])(?!\.[a-z])|'
-            r'(?<![#:"\w])(clattn_\w+|CLATTN_\w+)(?=\.(?:\s|$))',
-            lambda m: "#" + m.group(0) if m.group(0) in NAMES else m.group(0),
+            r'(?<![#:"\w])(?:clattn|CLATTN)_\w+\b(?!\(|\*|::|\.[a-z])',
+            lambda match: "#" + match.group(0) if match.group(0) in NAMES else match.group(0),
             part,
         )
     return "".join(parts)
