@@ -6,7 +6,8 @@ usage: docs/make_reference.py [--doxygen PROGRAM] [--output FOLDER]
 
 Headers and pages are written for somebody who reads them as they are. Copies of them in Doxygen's
 own form go to FOLDER/input, and what Doxygen makes to FOLDER/html (default: build/docs). Exit
-status 1 where Doxygen has anything to say, or a public function is missing.
+status 1 where Doxygen has anything to say, or a public function is missing or does not say what
+threads may do.
 
 Of a header, in its `///` comments:
   * the table of statuses behind `@return`, a line or more for each, becomes `@retval` commands;
@@ -259,19 +260,23 @@ def write_inputs(folder):
     return list(texts)
 
 
-def missing_functions(html):
-    """Faults: public functions without a place in the reference."""
+def missing(html):
+    """Faults: public functions without a place in the reference, or without a word on threads."""
     faults = []
     for path in headers():
-        functions = re.findall(r"^CLATTN_API [\w *]*?\b(clattn_\w+)\(", read(path), re.M)
+        declaration = r"^((?:///.*\n)*)CLATTN_API [\w *]*?\b(clattn_\w+)\("
+        declared = re.findall(declaration, read(path), re.M)
         name = os.path.basename(path)
         page_name = os.path.join(html, name.replace(".", "_8") + ".html")
         made = ""
         if os.path.exists(page_name):
             with open(page_name, encoding="utf-8") as file:
                 made = file.read()
-        faults += [f"{name}: {function}() is not in the reference"
-                   for function in functions if f"</a></span>{function}()" not in made]
+        for text, function in declared:
+            if f"</a></span>{function}()" not in made:
+                faults.append(f"{name}: {function}() is not in the reference")
+            if not re.search(r"^/// Threads: ", text, re.M):
+                faults.append(f"{name}: {function}() does not say what threads may do")
     return faults
 
 
@@ -301,7 +306,7 @@ def main():
         file.write(re.sub(r"@(\w+)@", lambda match: values[match.group(1)], template))
     result = subprocess.run([arguments.doxygen, doxyfile], cwd=inputs, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True, check=False)
-    faults = result.stdout.splitlines() + missing_functions(html)
+    faults = result.stdout.splitlines() + missing(html)
     for fault in faults:
         print(fault)
     if not faults and result.returncode == 0:
