@@ -126,6 +126,59 @@ class Options(Folder):
                                env={"NO_COLOR": "", "CLICOLOR_FORCE": "", **env})
             self.assertEqual("\033[" in text, expected, env)
 
+    def screen(self, text):
+        """What is left on a terminal of 80 columns."""
+        lines = [[]]
+        column = 0
+        for c in text:
+            if c == "\r":
+                column = 0
+            elif c == "\n":
+                lines.append([])
+                column = 0
+            else:
+                self.assertLess(column, 80, text)
+                lines[-1][column:column + 1] = [c]
+                column += 1
+        return ["".join(line).rstrip() for line in lines]
+
+    def test_progress(self):
+        """A line on a terminal, with the time left, that is gone in the end; nothing in a pipe."""
+        long = "softmax_naive,softmax_safe,softmax_online,host"
+        args = [*SMALL, "--sweep=len=8,16", "--algo", long, "--runs=1", *CPU]
+        env = {"NO_COLOR": "1"}
+        with open(self.path("out.txt"), "w", encoding="utf-8") as out:
+            said = self.on_terminal(PROGRAMS.bench, *args, env=env, stdout=out)
+        self.assertIn("\r[1/8] 16x8, softmax_naive", said)
+        self.assertIn("\r[8/8] 1,2,2,16,16,8, host, about ", said)
+        self.assertRegex(said, r"\[2/8\] 16x8, softmax_safe, about \d+ s left")
+        self.assertEqual(self.screen(said), [""])
+        with open(self.path("out.txt"), encoding="utf-8") as out:
+            self.assertNotIn("[1/8]", out.read())
+        # With the table on the same terminal nothing of it stays between the lines.
+        both = self.screen(self.on_terminal(PROGRAMS.bench, *SMALL, "--list", env=env))
+        self.assertTrue(both[0].startswith("CASE"))
+        said = self.on_terminal(PROGRAMS.bench, *SMALL, "--ratio=causal,alibi", "--runs=1",
+                                "--json", *CPU, env=env, columns=500)
+        self.assertIn("\r[2/2] 1,2,2,16,16,8, alibi, about ", said)
+        rows = [line for line in re.split(r"[\r\n]+", said) if line.startswith("{")]
+        self.assertEqual([json.loads(row)["variant"] for row in rows], ["causal", "alibi"])
+        # JSON for a program, and no terminal at all.
+        with open(self.path("out.txt"), "w", encoding="utf-8") as out:
+            said = self.on_terminal(PROGRAMS.bench, *args, "--json", env=env, stdout=out)
+        self.assertEqual(said, "")
+        self.run_ok(*args, program=PROGRAMS.bench)  # nothing on stderr
+
+    def test_progress_and_messages(self):
+        """A message does not stand behind the rest of a line of progress."""
+        said = self.on_terminal(PROGRAMS.bench_faulty, *SMALL, "--sweep=len=8,16", "--runs=1", *CPU,
+                                env={"NO_COLOR": "1", "TOOL_TEST_FAULT": "nan:0"}, code=1,
+                                columns=300)
+        lines = [line for line in said.replace("\r", "\n").split("\n") if "wrong result" in line]
+        self.assertEqual(len(lines), 2)
+        for line in lines:
+            self.assertTrue(line.startswith("clattn-bench"), line)
+
 
 if __name__ == "__main__":
     main(sys.modules[__name__], [Options])

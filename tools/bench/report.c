@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "bench/bench.h"
 #include "lib/dtype.h"
@@ -395,20 +394,4 @@ int bench_report_finish(struct bench_report *report, const struct tool_session *
     free(report->refused);
     free(report);
     return results;
-}
-
-void bench_progress(int done, int all, const char *what)
-{
-    static int width;
-    char line[80] = "";
-
-    if (!isatty(STDERR_FILENO))
-        return;
-    if (what)
-        snprintf(line, sizeof line, "[%d/%d] %s", done, all, what);
-    else if (!width)
-        return;
-    fprintf(stderr, "\r%-*s%s", width, line, what ? "" : "\r");
-    fflush(stderr);
-    width = (int)strlen(line);
 }
