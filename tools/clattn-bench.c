@@ -168,7 +168,7 @@ static int ratio_all(struct sessions *s, const struct bench_options *opt)
         printf("device  %s\n", text);
     }
     if (table && results)
-        tool_table_print(table);
+        bench_ratio_print(table);
     else
         tool_table_free(table);
     return results || worst ? worst : tool_fail(TOOL_USE, "every variant was refused");

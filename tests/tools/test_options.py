@@ -137,7 +137,7 @@ class Options(Folder):
                 lines.append([])
                 column = 0
             else:
-                self.assertLess(column, 80, text)
+                self.assertLessEqual(column, 80, text)
                 lines[-1][column:column + 1] = [c]
                 column += 1
         return ["".join(line).rstrip() for line in lines]
@@ -168,6 +168,36 @@ class Options(Folder):
             said = self.on_terminal(PROGRAMS.bench, *args, "--json", env=env, stdout=out)
         self.assertEqual(said, "")
         self.run_ok(*args, program=PROGRAMS.bench)  # nothing on stderr
+
+    def test_narrow(self):
+        """On 80 columns no line is longer, and none is broken inside a word; in a pipe none is."""
+        shapes = ["--shape=1,8,8,2048,2048,64", "--dim=128", "--dim=600"]
+        for program, args, code in ((PROGRAMS.probe, shapes, 1),
+                                    (PROGRAMS.bench, [*SMALL, "--runs=1", "--mask"], 0),
+                                    (PROGRAMS.bench, [*SMALL, "--runs=1", "--ratio=causal"], 0),
+                                    (PROGRAMS.run, [*INPUTS, "--compare=q.npy"], 1)):
+            said = self.on_terminal(program, *args, *CPU, env={"NO_COLOR": "1"}, code=code)
+            shown = self.screen(said)
+            self.assertNotIn("\\x", said)
+            self.assertLessEqual(max(map(len, shown)), 80, said)
+            done = self.run_program(program, *args, *CPU)
+            words = set(done.stdout.split())
+            columns = done.stdout.split()
+            odd = [w for w in " ".join(shown).split() if w not in words and
+                   not re.search(r"\d", w)]
+            left_out = "left out of 80 columns:" in said
+            self.assertTrue(not odd or left_out, odd)
+            self.assertEqual(left_out, "MAX" in columns and "QUARTILES" in columns, said)
+
+    def test_advice(self):
+        """What to install is broken between words."""
+        shown = self.screen(self.on_terminal(PROGRAMS.probe, "--dim=16", env={"NO_COLOR": "1"},
+                                             code=1))
+        self.assertIn("what to install", shown)
+        self.assertLessEqual(max(map(len, shown)), 80)
+        text = re.sub(r"\s+", " ", " ".join(shown))
+        for word in ("mesa-opencl-icd", "intel-opencl-icd", "ocl-icd-libopencl1"):
+            self.assertIn(word, text)
 
     def test_progress_and_messages(self):
         """A message does not stand behind the rest of a line of progress."""

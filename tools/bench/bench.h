@@ -214,6 +214,7 @@ int bench_ratio(struct tool_session *s, const struct bench_options *opt,
 
 // The table of variants, NULL with --json.
 struct libscols_table *bench_ratio_table(const struct bench_options *opt);
+void bench_ratio_print(struct libscols_table *table); // and frees it
 
 // ---- softmax.c ---------------------------------------------------------------------------------
 
