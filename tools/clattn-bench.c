@@ -7,6 +7,7 @@
 #include "bench/bench.h"
 #include "bench/trace.h"
 #include "lib/output.h"
+#include "lib/progress.h"
 #include "lib/say.h"
 
 // The devices, and the built-in CPU path, whose peak counts where it does the work.
@@ -92,7 +93,7 @@ static int bench_item(struct tool_session *s, struct tool_session *builtin,
             ? bench_softmax(s, builtin, item, opt->runs, &a.info, &r, &a.over)
             : bench_attention(s, builtin, item, opt->runs, to->trace, &a, &r);
     bench_trace_end(to->trace);
-    bench_progress(0, 0, NULL);
+    tool_progress_clear();
     if (is_refusal(opt, st)) {
         const char *said = tool_log_error(&s->log);
         bench_report_refuse(to->report, s, item, said[0] ? said : clattn_status_string(st));
@@ -114,7 +115,7 @@ static int bench_item(struct tool_session *s, struct tool_session *builtin,
 static struct bench_item nth(const struct bench_options *opt, int n, int *device)
 {
     struct bench_item item = {.algo = &opt->algo[n % opt->algos]};
-    char text[96];
+    char shape[96], text[160];
 
     *device = n / opt->algos % opt->devices;
     item.row = &opt->row[n / opt->algos / opt->devices];
@@ -123,8 +124,13 @@ static struct bench_item nth(const struct bench_options *opt, int n, int *device
     if (item.algo->softmax || tool_algo_has_shapes(item.p.algo))
         item.p.kernel = opt->kernel;
     item.p.precision = opt->precision;
-    bench_item_text(&item, text, sizeof text);
-    bench_progress(n + 1, opt->rows * opt->devices * opt->algos, text);
+    item.number = n + 1;
+    item.all = opt->rows * opt->devices * opt->algos;
+    if (opt->variants) // which have a line each
+        return item;
+    bench_item_text(&item, shape, sizeof shape);
+    snprintf(text, sizeof text, "%s, %s", shape, item.algo->name);
+    tool_progress(item.number, item.all, text, 0);
     return item;
 }
 
@@ -155,14 +161,14 @@ static int ratio_all(struct sessions *s, const struct bench_options *opt)
         int code = bench_ratio(&s->device[device], opt, &item, table, &results);
         worst = code > worst ? code : worst;
     }
-    bench_progress(0, 0, NULL);
+    tool_progress_clear();
     for (int d = 0; table && results && d < opt->devices; d++) {
         char text[512];
         tool_device_text(&s->device[d].device, text, sizeof text);
         printf("device  %s\n", text);
     }
     if (table && results)
-        tool_table_print(table);
+        bench_ratio_print(table);
     else
         tool_table_free(table);
     return results || worst ? worst : tool_fail(TOOL_USE, "every variant was refused");
@@ -201,6 +207,7 @@ static int open_all(struct sessions *s, struct bench_options *opt)
 static int run(struct bench_options *opt)
 {
     struct outputs to = {.plot = NULL};
+    tool_progress_start(opt->json);
     struct sessions *s = calloc(1, sizeof *s);
     int code = s ? bench_plot_create(opt, &to.plot)
                  : tool_fail(TOOL_DEVICE, "no memory for the devices");

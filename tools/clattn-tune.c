@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "clattn/tune.h"
+#include "lib/progress.h"
 #include "lib/say.h"
 #include "lib/shape.h"
 #include "tune/tune.h"
@@ -174,6 +175,7 @@ static int run(const struct tune_options *opt)
     char file[TUNE_PATH] = "", what[256] = "";
     int code = 0;
 
+    tool_progress_start(opt->json);
     tool_session_init(&s);
     s.log.quiet = true; // a tile that fails is a line of the table
     if (opt->device)

@@ -140,9 +140,14 @@ static inline clattn_buf clattn_host_buf(const void *ptr, size_t bytes)
 /// How urgent a log message is.
 typedef enum clattn_log_level {
     CLATTN_LOG_ERROR = 1, ///< a call fails; the text names the field and the values
-    CLATTN_LOG_WARN = 2,  ///< a slower path was taken, a device was passed over
-    CLATTN_LOG_INFO = 3,  ///< one line per plan and per kernel build
-    CLATTN_LOG_DEBUG = 4  ///< what was tried and why it was refused
+    /// one line for each fallback to a slower path ("fallback: ..." of a plan) with its reason;
+    /// what a compiler said of a kernel it refused; a device or a file that was passed over
+    CLATTN_LOG_WARN = 2,
+    /// one line for each plan (types, sizes and features, algorithm, kernel, tile, parts, why,
+    /// device) and for each program (compiled or taken from the cache, seconds); which OpenCL
+    /// library and which program cache a context has
+    CLATTN_LOG_INFO = 3,
+    CLATTN_LOG_DEBUG = 4  ///< what was refused, or tried and given up, with the reason
 } clattn_log_level;
 
 /// Receives each message as one line without a newline; only those that bring a compiler's build

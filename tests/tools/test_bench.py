@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import pty
 import shutil
 import subprocess
 import sys
@@ -272,36 +271,14 @@ class Bench(Folder):
             self.assertEqual(len([line for line in text.splitlines() if name + " 1,1,1," in line]),
                              2)
 
-    def on_terminal(self, *args, env=None):
-        """stdout and stderr of a run on a terminal."""
-        screen, end = pty.openpty()
-        full = {**os.environ, "OCL_ICD_VENDORS": self.dir, "OCL_ICD_FILENAMES": "",
-                "TERM": "xterm", **(env or {})}
-        full = {k: v for k, v in full.items() if v is not None}
-        with subprocess.Popen([PROGRAMS.bench, *args], stdin=subprocess.DEVNULL, stdout=end,
-                              stderr=end, env=full) as program:
-            os.close(end)
-            said = b""
-            try:
-                while True:
-                    part = os.read(screen, 4096)
-                    if not part:
-                        break
-                    said += part
-            except OSError:
-                pass  # the other end is closed
-        os.close(screen)
-        self.assertEqual(program.returncode, 0, said)
-        return said.decode()
-
     def test_terminal(self):
         args = ["--shape=1,1,1,20,20,8", *CPU, "--device=0", "--runs=1"]
-        said = self.on_terminal(*args, env={"NO_COLOR": None})
+        said = self.on_terminal(PROGRAMS.bench, *args, env={"NO_COLOR": None})
         self.assertIn("[1/2] 1,1,1,20,20,8", said)
         self.assertIn("[2/2] 1,1,1,20,20,8", said)
         self.assertIn("\x1b[", said)
         for env in ({"NO_COLOR": "1"}, {"NO_COLOR": None, "TERM": "dumb"}):
-            self.assertNotIn("\x1b", self.on_terminal(*args, env=env))
+            self.assertNotIn("\x1b", self.on_terminal(PROGRAMS.bench, *args, env=env))
         self.assertNotIn("\x1b", self.run_ok(*args, program=PROGRAMS.bench,
                                              env={"TERM": "xterm"}))
 

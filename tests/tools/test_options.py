@@ -126,6 +126,89 @@ class Options(Folder):
                                env={"NO_COLOR": "", "CLICOLOR_FORCE": "", **env})
             self.assertEqual("\033[" in text, expected, env)
 
+    def screen(self, text):
+        """What is left on a terminal of 80 columns."""
+        lines = [[]]
+        column = 0
+        for c in text:
+            if c == "\r":
+                column = 0
+            elif c == "\n":
+                lines.append([])
+                column = 0
+            else:
+                self.assertLessEqual(column, 80, text)
+                lines[-1][column:column + 1] = [c]
+                column += 1
+        return ["".join(line).rstrip() for line in lines]
+
+    def test_progress(self):
+        """A line on a terminal, with the time left, that is gone in the end; nothing in a pipe."""
+        long = "softmax_naive,softmax_safe,softmax_online,host"
+        args = [*SMALL, "--sweep=len=8,16", "--algo", long, "--runs=1", *CPU]
+        env = {"NO_COLOR": "1"}
+        with open(self.path("out.txt"), "w", encoding="utf-8") as out:
+            said = self.on_terminal(PROGRAMS.bench, *args, env=env, stdout=out)
+        self.assertIn("\r[1/8] 16x8, softmax_naive", said)
+        self.assertIn("\r[8/8] 1,2,2,16,16,8, host, about ", said)
+        self.assertRegex(said, r"\[2/8\] 16x8, softmax_safe, about \d+ s left")
+        self.assertEqual(self.screen(said), [""])
+        with open(self.path("out.txt"), encoding="utf-8") as out:
+            self.assertNotIn("[1/8]", out.read())
+        # With the table on the same terminal nothing of it stays between the lines.
+        both = self.screen(self.on_terminal(PROGRAMS.bench, *SMALL, "--list", env=env))
+        self.assertTrue(both[0].startswith("CASE"))
+        said = self.on_terminal(PROGRAMS.bench, *SMALL, "--ratio=causal,alibi", "--runs=1",
+                                "--json", *CPU, env=env, columns=500)
+        self.assertIn("\r[2/2] 1,2,2,16,16,8, alibi, about ", said)
+        rows = [line for line in re.split(r"[\r\n]+", said) if line.startswith("{")]
+        self.assertEqual([json.loads(row)["variant"] for row in rows], ["causal", "alibi"])
+        # JSON for a program, and no terminal at all.
+        with open(self.path("out.txt"), "w", encoding="utf-8") as out:
+            said = self.on_terminal(PROGRAMS.bench, *args, "--json", env=env, stdout=out)
+        self.assertEqual(said, "")
+        self.run_ok(*args, program=PROGRAMS.bench)  # nothing on stderr
+
+    def test_narrow(self):
+        """On 80 columns no line is longer, and none is broken inside a word; in a pipe none is."""
+        shapes = ["--shape=1,8,8,2048,2048,64", "--dim=128", "--dim=600"]
+        for program, args, code in ((PROGRAMS.probe, shapes, 1),
+                                    (PROGRAMS.bench, [*SMALL, "--runs=1", "--mask"], 0),
+                                    (PROGRAMS.bench, [*SMALL, "--runs=1", "--ratio=causal"], 0),
+                                    (PROGRAMS.run, [*INPUTS, "--compare=q.npy"], 1)):
+            said = self.on_terminal(program, *args, *CPU, env={"NO_COLOR": "1"}, code=code)
+            shown = self.screen(said)
+            self.assertNotIn("\\x", said)
+            self.assertLessEqual(max(map(len, shown)), 80, said)
+            done = self.run_program(program, *args, *CPU)
+            words = set(done.stdout.split())
+            columns = done.stdout.split()
+            odd = [w for w in " ".join(shown).split() if w not in words and
+                   not re.search(r"\d", w)]
+            left_out = "left out of 80 columns:" in said
+            self.assertTrue(not odd or left_out, odd)
+            self.assertEqual(left_out, "MAX" in columns and "QUARTILES" in columns, said)
+
+    def test_advice(self):
+        """What to install is broken between words."""
+        shown = self.screen(self.on_terminal(PROGRAMS.probe, "--dim=16", env={"NO_COLOR": "1"},
+                                             code=1))
+        self.assertIn("what to install", shown)
+        self.assertLessEqual(max(map(len, shown)), 80)
+        text = re.sub(r"\s+", " ", " ".join(shown))
+        for word in ("mesa-opencl-icd", "intel-opencl-icd", "ocl-icd-libopencl1"):
+            self.assertIn(word, text)
+
+    def test_progress_and_messages(self):
+        """A message does not stand behind the rest of a line of progress."""
+        said = self.on_terminal(PROGRAMS.bench_faulty, *SMALL, "--sweep=len=8,16", "--runs=1", *CPU,
+                                env={"NO_COLOR": "1", "TOOL_TEST_FAULT": "nan:0"}, code=1,
+                                columns=300)
+        lines = [line for line in said.replace("\r", "\n").split("\n") if "wrong result" in line]
+        self.assertEqual(len(lines), 2)
+        for line in lines:
+            self.assertTrue(line.startswith("clattn-bench"), line)
+
 
 if __name__ == "__main__":
     main(sys.modules[__name__], [Options])

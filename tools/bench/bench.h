@@ -88,6 +88,7 @@ struct bench_item {
     const struct bench_row *row;
     const struct bench_algo *algo;
     struct tool_problem p; // of the row, with the algorithm and its kernel
+    int number, all;       // from 1, of how many
 };
 
 // Texts in parts, up to NULL.
@@ -213,6 +214,7 @@ int bench_ratio(struct tool_session *s, const struct bench_options *opt,
 
 // The table of variants, NULL with --json.
 struct libscols_table *bench_ratio_table(const struct bench_options *opt);
+void bench_ratio_print(struct libscols_table *table); // and frees it
 
 // ---- softmax.c ---------------------------------------------------------------------------------
 
@@ -282,8 +284,5 @@ int bench_report_finish(struct bench_report *report, const struct tool_session *
 // What every JSON object of an item has.
 json_t *bench_json_item(const struct tool_session *s, const struct bench_item *item,
                         const char *status);
-
-// One line on stderr that the next one overwrites, on a terminal only. NULL `what` removes it.
-void bench_progress(int done, int all, const char *what);
 
 #endif // CLATTN_TOOLS_BENCH_H
