@@ -13,6 +13,7 @@ from ._native import call, fail, ffi, lib
 if TYPE_CHECKING:
     from ._context import Context
 
+_VOID_POINTER = ffi.typeof("void *")
 HOST: int = lib.CLATTN_BUF_HOST
 CL_MEM: int = lib.CLATTN_BUF_CL_MEM
 F32: int = lib.CLATTN_DTYPE_F32
@@ -185,9 +186,11 @@ class View:
         self.offset = 0
         self.nbytes = 0  # of the memory, 0 = the array's owner has seen to it
         self.bits = False
+        even = False
         if isinstance(array, np.ndarray):
             self.kind = HOST
-            self.ptr = array.ctypes.data
+            self.ptr = array.__array_interface__["data"][0]  # a third faster than ctypes.data
+            even = array.flags.c_contiguous
         elif isinstance(array, DeviceArray):
             self.offset = array.offset
             self.bits = array.bits
@@ -212,14 +215,14 @@ class View:
         size = self.dtype.itemsize
         strides = array.strides
         self.strides: tuple[int, ...] = tuple([s // size for s in strides])
-        if size > 1 and any([s % size for s in strides]):
+        if not even and size > 1 and any([s % size for s in strides]):
             raise fail("ERR_STRIDE", f"{name}: strides of {strides} bytes are no multiples of an "
                                      f"element's {size}")
 
     def fill(self, buf: Any) -> None:
         if self.ptr:
             buf.kind = self.kind
-            buf.ptr = ffi.cast("void *", self.ptr)
+            buf.ptr = ffi.cast(_VOID_POINTER, self.ptr)
             buf.offset_bytes = self.offset
             buf.size_bytes = self.nbytes
 
