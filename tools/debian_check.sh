@@ -78,7 +78,8 @@ env ROOT="$root" PKG_CONFIG_LIBDIR="$root$libdir/pkgconfig" PKG_CONFIG_SYSROOT_D
 env PATH="$root/usr/bin:$PATH" LD_LIBRARY_PATH="$root$libdir" \
   "$source/debian/tests/tools" >"$keep/tools.log" 2>&1 || fail "the tools" "$keep/tools.log"
 with_cmake() {
-  cmake -S "$source/tests/consumers" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$root/usr" &&
+  cmake -S "$source/tests/consumers" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$root/usr" \
+    -DWANT_VERSION="$version" &&
     cmake --build "$work/cmake" && LD_LIBRARY_PATH=$root$libdir "$work/cmake/consumer_clattn"
 }
 ! command -v cmake >/dev/null || with_cmake >"$keep/cmake.log" 2>&1 ||
