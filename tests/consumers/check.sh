@@ -53,6 +53,7 @@ if [ "$subproject" = --subproject ]; then
     "$source/examples/clattn.wrap" >"$work/sub/subprojects/clattn.wrap"
 fi
 if [ "$dist" = --dist ]; then
+  rm -rf "$build/meson-dist"
   meson dist -C "$build" --no-tests --formats gztar --allow-dirty >"$work/log" 2>&1 ||
     { tail -n 40 "$work/log"; exit 1; }
   mkdir "$work/dist" "$work/no-git"
