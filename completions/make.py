@@ -20,8 +20,8 @@ SOURCES = {
 }
 SHARED = ["lib/session.c", "lib/dtype.c"]
 
-# Where the words of a value stand: the name of an array, or the text of the message about a wrong
-# word up to its list, from which the examples of numbers are cut off.
+# Where the words of a value stand: the name of an array of words or of rows that begin with one, or
+# the text of the message about a wrong word up to its list.
 WORDS = {
     "--layout": "tool_layout_words",
     "--align": "tool_align_words",
@@ -35,9 +35,9 @@ WORDS = {
 WORDS_OF_TOOL = {
     ("run", "--causal"): "tool_align_words",
     ("run", "--algo"): "tool_algo_words",
-    ("bench", "--algo"): "is none of all",
+    ("bench", "--algo"): "family[]",
     ("tune", "--algo"): "is none of auto",
-    ("bench", "--ratio"): "is none of plain",
+    ("bench", "--ratio"): "} words[]",
     ("bench", "--sweep"): "does not begin with ",
 }
 # The first word of these is not for users.
@@ -158,6 +158,11 @@ def words_of(tool, option, text, strings):
         array = re.search(rf"{where}\[\] = \{{(.*?)\}}", text, re.S)
         words = re.findall(r'"([^"]*)"', array[1])
         return words[1:] if where in LATER_WORDS else words
+    if where.endswith("[]"):
+        rows = text[text.index(where + " = {"):].partition("\n};")[0]
+        rows = re.findall(r'\{"([\w-]+)"(.*)\}', rows)
+        words = [word + ("=" if "NEEDED" in rest else "") for word, rest in rows]
+        return (["all"] if where == "family[]" else []) + words
     message = next(s for s in strings if where in s)
     listed = message[message.index(where):].replace("is none of ", "").replace(
         "does not begin with ", "").replace(" or ", ", ")
