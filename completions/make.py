@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Makes the completions of a tool for bash, zsh and fish from the tool's own sources: the table of
-options that the parser has, the help text, and the lists of words that values are checked against.
+options that the parser has, the text of --help-all, and the lists of words that values are checked against.
 An option that the help text does not have, or that only the help text has, ends the build.
 
     make.py TOOLS_FOLDER TOOL BASH ZSH FISH    writes three files; TOOL is run, probe, bench or tune
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 # The sources that have a tool's table, and help text or messages.
 SOURCES = {
-    "run": ["clattn-run.c", "run/options.c"],
-    "probe": ["clattn-probe.c", "probe/cases.c"],
-    "bench": ["clattn-bench.c", "bench/options.c", "bench/features.c"],
-    "tune": ["clattn-tune.c", "tune/options.c"],
+    "run": ["run/help.c", "run/options.c"],
+    "probe": ["probe/help.c", "clattn-probe.c", "probe/cases.c"],
+    "bench": ["bench/help.c", "bench/options.c", "bench/features.c"],
+    "tune": ["tune/help.c", "tune/options.c"],
 }
 SHARED = ["lib/session.c", "lib/dtype.c"]
 
@@ -29,6 +29,7 @@ WORDS = {
     "--kv-dtype": "tool_dtype_words",
     "--bias-dtype": "tool_float_words",
     "--kernel": "tool_kernel_words",
+    "--precision": "tool_precision_words",
     "--softmax": "tool_softmax_words",
     "--self-test": "probe_level_words",
 }
@@ -174,9 +175,9 @@ def read_options(folder, tool):
     own = "\n".join((folder / name).read_text(encoding="utf-8") for name in SOURCES[tool])
     text = own + "\n".join((folder / name).read_text(encoding="utf-8") for name in SHARED)
     strings = literals(text)
-    # Compilers bound the length of a string, so the help text may be in several.
-    helps = re.findall(r"static const char help\w*\[\] =\n(.*?\");", own, re.S)
-    helped = [entry for text_of in helps for entry in help_options(literals(text_of)[0])]
+    # The text of --help-all is in parts.
+    parts = text[text.index(f"{tool}_help_all[] = {{"):].partition("NULL};")[0]
+    helped = help_options("".join(literals(parts.replace('",\n', '"\n'))))
     table = {name: option for option in parser_table(own) for name in option.names}
     order = []
     for heads, about in helped:

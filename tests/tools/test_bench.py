@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import re
 import pty
 import shutil
 import subprocess
@@ -417,6 +418,33 @@ class Bench(Folder):
                          program=PROGRAMS.bench, says=["needs --sweep"])
         self.run_bad(*args, "--plot=x.svg", program=PROGRAMS.bench, env={"PATH": self.dir},
                      says=["gnuplot cannot be started", "gnuplot-nox"])
+
+    def test_roofline(self):
+        """Roofs with their figures, a point for each algorithm, axes with units, the device."""
+        svg = "{http://www.w3.org/2000/svg}"
+        path = os.path.join(self.dir, "r.svg")
+        self.run_ok("--shape=1,1,1,32,32,8", "--causal", "--runs=1", "--algo=host,softmax_online",
+                    *CPU, "--roofline", path, program=PROGRAMS.bench)
+        root = xml.etree.ElementTree.parse(path).getroot()
+        texts = ["".join(t.itertext()) for t in root.iter(f"{svg}text")]
+        for text in ("attention 1,1,1,32,32,8, f32, causal", "[cpu] clattn: built-in CPU path",
+                     "arithmetic intensity, FLOP for each byte moved", "speed, GFLOP/s"):
+            self.assertTrue([t for t in texts if text in t], (text, texts))
+        roof, = [t for t in texts if "roof of built-in" in t]
+        self.assertRegex(roof, r"[1-9][\d.e+]* GFLOP/s, [1-9][\d.e+]* GB/s")
+        self.assertTrue([t for t in texts if re.search(r"host, \S+ GFLOP/s, \S+ % of", t)], texts)
+        path = os.path.join(self.dir, "r.png")
+        self.run_ok("--shape=1,1,1,8,8,8", "--sweep=len=16,32", "--runs=1", "--json",
+                    "--roofline", path, *CPU, program=PROGRAMS.bench)
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
+        for args, says in ((["--roofline=x.pdf"], ".svg"),
+                           (["--roofline=x.svg", "--ratio=causal"], "--ratio")):
+            self.run_bad(*args, *CPU, program=PROGRAMS.bench, says=["--roofline", says])
+        done = self.run_program(PROGRAMS.bench, "--shape=1,1,1,8,8,8", "--runs=1", *CPU,
+                                "--algo=softmax_safe", "--roofline=x.svg")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("nothing was timed that has GFLOP/s", done.said)
 
     def test_failed_plot(self):
         """gnuplot that fails leaves nothing, and what was there stays."""

@@ -44,8 +44,13 @@ void tool_table_row(struct libscols_table *table, const char *const *cells, int 
 bool tool_colors(void)
 {
     const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+    const char *force = getenv("CLICOLOR_FORCE");
 
-    return isatty(STDOUT_FILENO) && !(no_color && *no_color) && term && strcmp(term, "dumb") != 0;
+    if (no_color && *no_color)
+        return false;
+    if (force && *force && strcmp(force, "0") != 0)
+        return true;
+    return isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0;
 }
 
 void tool_table_color(struct libscols_table *table, int column, const char *color)
@@ -186,6 +191,7 @@ json_t *tool_json_features(const struct tool_problem *p)
     json_object_set_new(o, "kv_lens", json_boolean(p->kv_lens));
     json_object_set_new(o, "packed_q", json_boolean(p->packed_q));
     json_object_set_new(o, "packed_kv", json_boolean(p->packed_kv));
+    json_object_set_new(o, "precision", json_string(tool_precision_words[p->precision]));
     json_object_set_new(o, "page_size", p->page_size ? json_integer(p->page_size) : json_null());
     return o;
 }

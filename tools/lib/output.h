@@ -26,7 +26,8 @@ void tool_table_row(struct libscols_table *table, const char *const *cells, int 
 // Colours a cell of the last row, as libsmartcols names colours ("red"), where tool_colors().
 void tool_table_color(struct libscols_table *table, int column, const char *color);
 
-// Whether stdout is a terminal that shows colours and the user did not set $NO_COLOR.
+// Whether stdout is a terminal that shows colours, or $CLICOLOR_FORCE asks for them. Never where
+// $NO_COLOR is set.
 bool tool_colors(void);
 
 // Prints the table to stdout and frees it.

@@ -142,6 +142,7 @@ void tool_desc_init(const struct tool_problem *p, clattn_attention_desc *desc)
     desc->align = p->align;
     desc->algo = p->algo;
     desc->kernel = p->kernel;
+    desc->precision = p->precision;
     desc->flags = p->flags;
     desc->num_splits = p->num_splits;
     desc->softmax = p->softmax;

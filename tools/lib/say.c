@@ -63,6 +63,12 @@ int tool_finish(int code)
     return code ? code : TOOL_USE;
 }
 
+void tool_print_help(const char *const *parts)
+{
+    for (; *parts; parts++)
+        fputs(*parts, stdout);
+}
+
 void tool_print_version(void)
 {
     int v = clattn_version();

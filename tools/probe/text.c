@@ -426,6 +426,8 @@ static void print_end(const json_t *report, const struct probe_options *opt)
                 (long long)json_integer_value(count), works ? "" : rest);
     else
         line_in(color, "no OpenCL device can be used%s", rest);
+    json_array_foreach(json_object_get(report, "unserved"), i, d)
+        line_in("31", "nothing serves %s", json_string_value(d));
 }
 
 void probe_print(const json_t *report, const struct probe_options *opt)

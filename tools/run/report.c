@@ -32,7 +32,7 @@ void run_report_json(const struct run *r)
     json_object_update_new(o, tool_json_features(&r->problem));
     json_object_update_new(o, tool_json_plan(r->plan, &r->info));
     json_object_set_new(o, "ms", json_real(r->ms));
-    json_object_set_new(o, "repeat", json_integer(r->opt.repeat));
+    json_object_set_new(o, "runs", json_integer(r->opt.runs));
     if (r->opt.compare) {
         const struct tool_compare *c = &r->result;
         json_t *compare = json_object(), *index = json_array();
@@ -88,8 +88,8 @@ void run_report_text(const struct run *r)
         printf("why        %s\n", r->info.reason);
     for (int32_t i = 0; r->info.is_fallback && i < r->info.num_refusals; i++)
         printf("refused    %s\n", clattn_plan_get_refusal(r->plan, i));
-    if (opt->repeat > 1)
-        printf("time       %.3f ms (median of %d)\n", r->ms, (int)opt->repeat);
+    if (opt->runs > 1)
+        printf("time       %.3f ms (median of %d)\n", r->ms, (int)opt->runs);
     else
         printf("time       %.3f ms\n", r->ms);
     if (opt->compare)
