@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Makes the completions of a tool for bash, zsh and fish from the tool's own sources: the table of
-options that the parser has, the text of --help-all, and the lists of words that values are checked against.
-An option that the help text does not have, or that only the help text has, ends the build.
+options that the parser has, the text of --help-all, and the lists of words that values are checked
+against. An option that the help text does not have, or that only it has, ends the build.
 
     make.py TOOLS_FOLDER TOOL BASH ZSH FISH    writes three files; TOOL is run, probe, bench or tune
 """

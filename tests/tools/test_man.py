@@ -114,7 +114,8 @@ class Help(unittest.TestCase):
 
     def test_pages_tell_the_exit_statuses_of_the_help(self):
         for name in TOOLS:
-            statuses = re.search(r"Exit status: (.*)", run(tool(name), "--help-all").stdout, re.S)[1]
+            text = run(tool(name), "--help-all").stdout
+            statuses = re.search(r"Exit status: (.*)", text, re.S)[1]
             statuses = set(re.findall(r"\b([0-3])\s", statuses))
             part = page(f"clattn-{name}.1").split("# EXIT STATUS")[1].split("\n# ")[0]
             self.assertEqual(set(re.findall(r"(?m)^\*(\d)\*$", part)), statuses)
