@@ -5,10 +5,10 @@
 #
 #   tools/python_check.sh [--long] [DIR]   DIR is made where it is missing; default build/python
 #
-# Needs Python 3.9 with venv (Debian: python3-venv), a C compiler, headers of OpenCL, and a package index that pip reaches.
-# The tests of OpenCL use the first device that there is. --long tests with ml_dtypes and PyTorch
-# besides, checks types (mypy), builds in a clean environment as a user does, and runs the sentence
-# encoder of examples/minilm; that downloads 1.5 GB.
+# Needs Python 3.9 with venv (Debian: python3-venv), a C compiler, headers of OpenCL, and a package
+# index that pip reaches. The tests of OpenCL use the first device that there is. --long tests with
+# ml_dtypes and PyTorch besides, checks types (mypy), builds in a clean environment as a user does,
+# and runs the sentence encoder of examples/minilm; that downloads 1.5 GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

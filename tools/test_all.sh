@@ -20,8 +20,8 @@ cd "$(dirname "$0")/.."
 
 # Long ones first, since two run at a time; each makes the builds that it needs.
 steps=(intel sanitize pocl oclgrind llvmpipe host fuzz gpu_compile pocl-cbs no-opencl minilm
-       install)
-full_steps=(threads random failures) # with --full only, or by their names
+       install python)
+full_steps=(threads random failures packages cross) # with --full only, or by their names
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
 intel_packages=(intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0)
@@ -456,11 +456,33 @@ step_install() {
   check "the code of every page" env "${device_env[@]}" timeout --foreground 600 \
     python3 -B tests/docs/check_blocks.py --prefix "$stage"
   local options=()
-  [ "$full" = no ] || options=(--subproject)
+  [ "$full" = no ] || options=(--subproject --dist)
   check "consumers of the installed library" env "${device_env[@]}" \
     tests/consumers/check.sh "$build/gcc" "${options[@]}"
   suites gcc examples 600 --suite examples
 }
+
+# The Python module as pip builds it.
+step_python() {
+  use_device pocl
+  local options=()
+  [ "$full" = no ] || options=(--long)
+  check "the Python module" env "${device_env[@]}" timeout --foreground 3600 \
+    tools/python_check.sh "${options[@]}" "$build/python"
+}
+
+# ---- with --full only --------------------------------------------------------------------------
+
+step_packages() {
+  check "Debian packages" timeout --foreground 3600 tools/debian_check.sh
+}
+
+# For other machines and systems, run by emulators.
+step_cross() {
+  check "cross builds" timeout --foreground 7200 tools/cross_check.sh
+}
+
+# ---- the real input ----------------------------------------------------------------------------
 
 minilm() { # minilm WHAT OPTION...: the real input through clattn-run, to 1e-5
   local what=$1 out=$build/minilm
