@@ -44,23 +44,26 @@ static clattn_status prepare_choice(clattn_plan *plan, const struct cla_choice *
     choice->algo->release(prepared);
     cla_note(&plan->refusals, "%s (%s): %s", choice->algo->name, choice->tile.reason,
              why[0] ? why : clattn_status_string(st));
-    cla_logf(&plan->ctx->log, CLATTN_LOG_WARN, "%s (%s) is given up: %s", choice->algo->name,
-             choice->tile.reason, why[0] ? why : clattn_status_string(st));
+    cla_logf(&plan->ctx->log, CLATTN_LOG_DEBUG, "given up: %s",
+             plan->refusals.text[plan->refusals.count - 1]);
     return st;
 }
 
-static void log_plan(const clattn_plan *plan)
+// One line for what is slower than it might be, from the refusal on that decided.
+static void log_fallback(const clattn_plan *plan, int first)
 {
-    const struct cla_problem *p = &plan->problem;
-    cla_logf(&plan->ctx->log, CLATTN_LOG_INFO,
-             "plan: heads %d/%d dim %d%s%s%s -> %s, %s%s", (int)p->heads_q, (int)p->heads_kv,
-             (int)p->dim_qk, p->causal ? " causal" : "", p->mask ? " mask" : "",
-             p->lse ? " lse" : "", plan->choice.algo->name, plan->choice.tile.reason,
-             plan->is_fallback ? " (fallback)" : "");
-    if (plan->is_fallback && plan->choice.algo->id == CLATTN_ALGO_HOST)
+    const int more = plan->refusals.count - first - 1;
+    char rest[80] = "";
+    if (more > 0)
+        snprintf(rest, sizeof rest, " (and %d more, see clattn_plan_get_refusal())", more);
+    if (plan->ctx->ocl && plan->choice.algo->id == CLATTN_ALGO_HOST)
         cla_logf(&plan->ctx->log, CLATTN_LOG_WARN,
-                 "the CPU path computes this plan, not the OpenCL device: %s",
-                 plan->refusals.count ? plan->refusals.text[plan->refusals.count - 1] : "");
+                 "fallback: the CPU path computes this plan, not the OpenCL device: %s%s",
+                 more >= 0 ? plan->refusals.text[first] : "it was not asked", rest);
+    else
+        cla_logf(&plan->ctx->log, CLATTN_LOG_WARN, "fallback: %s (%s) computes this plan: %s%s",
+                 plan->choice.algo->name, plan->choice.tile.reason,
+                 more >= 0 ? plan->refusals.text[first] : "", rest);
 }
 
 clattn_status cla_plan_prepare(clattn_plan *plan, const struct cla_ranking *ranking)
@@ -77,15 +80,57 @@ clattn_status cla_plan_prepare(clattn_plan *plan, const struct cla_ranking *rank
         if (st == CLATTN_OK || st == CLATTN_ERR_OUT_OF_MEMORY || st == CLATTN_ERR_FILE)
             break;
     }
+    if (st == CLATTN_OK && i > 0)
+        log_fallback(plan, ranking->refusals.count);
     // Falling back: something better failed, or OpenCL was there and could not serve.
     plan->is_fallback = st == CLATTN_OK && plan->problem.algo == CLATTN_ALGO_AUTO &&
                         (i > 0 || (ctx->ocl && plan->choice.algo->id == CLATTN_ALGO_HOST));
+    if (plan->is_fallback && i == 0)
+        log_fallback(plan, 0);
     const int n = plan->refusals.count;
     if (ranking->count == 0 || i == ranking->count)
         st = cla_fail(&ctx->log, st, "nothing can serve this plan: %s%s%s",
                       n > 1 ? plan->refusals.text[n - 2] : "", n > 1 ? "; " : "",
                       n > 0 ? plan->refusals.text[n - 1] : "no algorithm");
     return st;
+}
+
+static const char *kernel_name(const clattn_plan *plan)
+{
+    if (plan->choice.tile.kernel == CLATTN_KERNEL_GROUP)
+        return plan->choice.tile.subgroups ? "subgroup" : "group";
+    if (plan->choice.tile.kernel == CLATTN_KERNEL_VECTOR)
+        return "vector";
+    return plan->choice.algo->id == CLATTN_ALGO_HOST ? cla_host_isa_of(&plan->problem) : "";
+}
+
+static int32_t num_splits(const clattn_plan *plan)
+{
+    const struct cla_problem *p = &plan->problem;
+    const struct cla_algo *algo = plan->choice.algo;
+    const struct cla_extent e = cla_bounds_of(p);
+    return algo->num_splits ? algo->num_splits(p, &plan->ctx->caps, &plan->choice.tile, &e) : 1;
+}
+
+// What runs, for what, why, and where: one line.
+static void log_plan(const clattn_plan *plan)
+{
+    const struct cla_tile *t = &plan->choice.tile;
+    const struct cla_caps *caps = &plan->ctx->caps;
+    const char *kernel = kernel_name(plan);
+    const int32_t splits = num_splits(plan);
+    char problem[320], tile[32] = "", parts[32] = "", device[16] = "cpu";
+    cla_problem_text(&plan->problem, problem, sizeof problem);
+    if (t->tile_q)
+        snprintf(tile, sizeof tile, ", tile %dx%d", (int)t->tile_q, (int)t->tile_k);
+    if (splits > 1)
+        snprintf(parts, sizeof parts, ", keys in %d parts", (int)splits);
+    if (plan->ctx->index >= 0)
+        snprintf(device, sizeof device, "%d", (int)plan->ctx->index);
+    cla_logf(&plan->ctx->log, CLATTN_LOG_INFO, "plan: %s -> %s%s%s%s%s; why: %s%s; on [%s] %s: %s",
+             problem, plan->choice.algo->name, kernel[0] ? " " : "", kernel, tile, parts,
+             t->reason, plan->is_fallback ? " (fallback)" : "", device, caps->platform,
+             caps->name);
 }
 
 // The first choice that builds and passes; *plan is half-built on failure.
@@ -244,15 +289,6 @@ clattn_status cla_plan_check_call(const clattn_plan *plan, const clattn_attentio
     return check_workspace(plan, &facts, out);
 }
 
-static const char *kernel_name(const clattn_plan *plan)
-{
-    if (plan->choice.tile.kernel == CLATTN_KERNEL_GROUP)
-        return plan->choice.tile.subgroups ? "subgroup" : "group";
-    if (plan->choice.tile.kernel == CLATTN_KERNEL_VECTOR)
-        return "vector";
-    return plan->choice.algo->id == CLATTN_ALGO_HOST ? cla_host_isa_of(&plan->problem) : "";
-}
-
 // 0 where a bound is absent; 2^64 - 1 where there would be more.
 static uint64_t bytes_moved(const clattn_plan *plan)
 {
@@ -265,14 +301,6 @@ static uint64_t bytes_moved(const clattn_plan *plan)
         algo->bytes ? algo->bytes(p, &plan->ctx->caps, t, p->max_len_q, p->max_len_kv)
                     : cla_tile_bytes(p, t, p->max_len_q, p->max_len_kv);
     return bytes < 0x1p64 ? (uint64_t)bytes : UINT64_MAX;
-}
-
-static int32_t num_splits(const clattn_plan *plan)
-{
-    const struct cla_problem *p = &plan->problem;
-    const struct cla_algo *algo = plan->choice.algo;
-    const struct cla_extent e = cla_bounds_of(p);
-    return algo->num_splits ? algo->num_splits(p, &plan->ctx->caps, &plan->choice.tile, &e) : 1;
 }
 
 clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *out)

@@ -323,6 +323,19 @@ done:
     return st;
 }
 
+// Names the devices that are there.
+static clattn_status fail_unknown(const struct cla_log *log, const char *selector,
+                                  const struct cla_caps *list, int32_t count)
+{
+    char names[768] = "";
+    size_t used = 0;
+    for (int32_t i = 0; i < count && used < sizeof names; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%d = %s: %s",
+                                 i ? ", " : "", (int)i, list[i].platform, list[i].name);
+    return cla_fail(log, CLATTN_ERR_NO_DEVICE, "device \"%s\" fits none of %d devices: %s",
+                    selector, (int)count, names);
+}
+
 static clattn_status open_selected(const clattn_context_desc *d, const char *selector,
                                    const struct cla_log *log, const struct cla_caps *list,
                                    int32_t count, clattn_context **out)
@@ -335,8 +348,7 @@ static clattn_status open_selected(const clattn_context_desc *d, const char *sel
                         "device \"%s\": there is no OpenCL device, only the built-in CPU path "
                         "(\"cpu\")",
                         selector);
-    return cla_fail(log, CLATTN_ERR_NO_DEVICE, "device \"%s\" fits none of %d devices", selector,
-                    (int)count);
+    return fail_unknown(log, selector, list, count);
 }
 
 static clattn_status open_best(const clattn_context_desc *d, const struct cla_log *log,

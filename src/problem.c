@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "problem.h"
 
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
 #include "clattn/softmax.h"
 
 enum { DIM_MAX = 576, SPLITS_MAX = 65535, PAGE_MAX = 256 };
@@ -242,4 +246,64 @@ const char *cla_need_name(int bit)
         "f16 or bf16 storage", "int8 keys and values", "a window", "a bias", "ALiBi", "a soft-cap",
         "sinks", "key lengths of each sequence", "packed sequences", "paged keys and values"};
     return bit >= 0 && bit < CLA_NEEDS_COUNT ? name[bit] : "";
+}
+
+// ---- text --------------------------------------------------------------------------------------
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+static void add(char *text, size_t size, const char *format, ...)
+{
+    const size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, size - used, format, args);
+    va_end(args);
+}
+
+static void add_types(const struct cla_problem *p, char *text, size_t size)
+{
+    static const char *const names[] = {"f32", "f16", "bf16", "int8"};
+    add(text, size, "%s", names[p->dtype_q]);
+    if (p->dtype_kv != p->dtype_q)
+        add(text, size, ", K and V %s", names[p->dtype_kv]);
+    if (p->dtype_o != p->dtype_q)
+        add(text, size, ", O %s", names[p->dtype_o]);
+    if (p->bias)
+        add(text, size, ", bias %s", names[p->dtype_bias]);
+}
+
+static void add_bound(char *text, size_t size, const char *what, int32_t bound)
+{
+    if (bound != INT32_MAX)
+        add(text, size, ", %s to %d", what, (int)bound);
+}
+
+void cla_problem_text(const struct cla_problem *p, char *text, size_t size)
+{
+    const struct {
+        bool wanted;
+        const char *name;
+    } f[] = {{p->causal, "causal"},       {p->window, "window"},
+             {p->align == CLATTN_ALIGN_TOP_LEFT, "top-left"},
+             {p->mask, "mask"},           {p->alibi, "alibi"},
+             {p->softcap, "softcap"},     {p->sinks, "sinks"},
+             {p->kv_lens, "kv lengths"},  {p->packed_q, "packed queries"},
+             {p->packed_kv, "packed keys"}, {p->lse, "lse"},
+             {p->precision == CLATTN_PRECISION_FULL, "full precision"},
+             {p->no_fallback, "no fallback"}};
+    text[0] = '\0';
+    add_types(p, text, size);
+    add(text, size, ", heads %d/%d, dim %d", (int)p->heads_q, (int)p->heads_kv, (int)p->dim_qk);
+    if (p->dim_v != p->dim_qk)
+        add(text, size, "/%d", (int)p->dim_v);
+    add_bound(text, size, "batch", p->max_batch);
+    add_bound(text, size, "queries", p->max_len_q);
+    add_bound(text, size, "keys", p->max_len_kv);
+    for (size_t i = 0; i < sizeof f / sizeof *f; i++)
+        if (f[i].wanted)
+            add(text, size, ", %s", f[i].name);
+    if (p->paged)
+        add(text, size, ", pages of %d", (int)p->page_size);
 }

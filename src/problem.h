@@ -143,6 +143,10 @@ bool cla_algo_has_tiles(int32_t algo);
 clattn_status cla_problem_from_desc(const clattn_attention_desc *desc, const struct cla_log *log,
                                     struct cla_problem *out);
 
+// "f32, heads 8/2, dim 64, queries to 1, keys to 4096, causal, window": types, sizes, bounds and
+// every feature, for messages.
+void cla_problem_text(const struct cla_problem *p, char *text, size_t size);
+
 // What is known of a cl_mem. A sub-buffer lies in `root` from root_offset on; others are their own.
 struct cla_mem_facts {
     size_t bytes;

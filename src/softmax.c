@@ -98,7 +98,7 @@ static void use_host(clattn_softmax_plan *plan, clattn_status failed)
              "portable C, instruction set %s; the OpenCL device was given up: %s", cla_host_isa(),
              clattn_status_string(failed));
     cla_logf(&plan->ctx->log, CLATTN_LOG_WARN,
-             "the CPU path computes this softmax, not the OpenCL device: %s",
+             "fallback: the CPU path computes this softmax, not the OpenCL device: %s",
              clattn_status_string(failed));
 }
 

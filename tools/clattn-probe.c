@@ -9,46 +9,9 @@
 #include "lib/shape.h"
 #include "probe/probe.h"
 
-static const char help[] =
-    "Usage: clattn-probe [OPTION]...\n"
-    "\n"
-    "Prints every OpenCL device and the built-in CPU path, the facts that planning uses, whether\n"
-    "kernels really compiled, ran and gave the right numbers there, and the plan for usual head\n"
-    "dimensions with the reasons. Where there is no OpenCL device it says what was looked for and\n"
-    "what to install.\n"
-    "\n"
-    "  --device SEL   only this device: its index, cpu for the built-in CPU path (OpenCL is not\n"
-    "                 touched then), or part of a platform's or device's name in any case, the\n"
-    "                 first that fits\n"
-    "  --dim D        a plan for head dimension D (shape 1,8,8,2048,2048,D); can be repeated;\n"
-    "                 default 32, 64, 80, 128 and 256\n"
-    "  --shape B,H,HKV,LQ,LKV,D[,DV]\n"
-    "                 a plan for batch, query heads, key/value heads, queries, keys, head\n"
-    "                 dimension, head dimension of V; can be repeated\n"
-    "  --self-test[=small|medium|full]\n"
-    "                 also runs cases of the test suite on each device: head dimensions, causal\n"
-    "                 with both alignments, masks, grouped heads, strides, odd sizes, NaN behind\n"
-    "                 masks; default medium, small on slow software devices. Put it into a bug\n"
-    "                 report\n"
-    "  --timeout N    seconds that a driver may take for one step; default 120\n"
-    "  --opencl-library FILE\n"
-    "                 OpenCL library to use instead of the system's\n"
-    "  --json         print one JSON object; docs/probe.schema.json describes it\n"
-    "  -h, --help     print this text\n"
-    "  --version      print the version\n"
-    "\n"
-    "A kernel shape is tested on a small causal problem with grouped heads against the double\n"
-    "reference: right, wrong, refused (the device cannot have it), failed, crashed or hung. Each\n"
-    "device is tried in a process of its own, so that a driver that crashes or hangs is reported\n"
-    "with what it was doing. A device works where at least one shape is right, none is wrong,\n"
-    "neither the shape it prefers nor a plan crashed or hung, and all cases are right.\n"
-    "\n"
-    "Exit status: 0 an OpenCL device works (with --device: that device works, which may be the\n"
-    "built-in CPU path); 1 none works; 2 wrong use.\n";
-
 enum {
     OPT_DEVICE, OPT_DIM, OPT_SHAPE, OPT_SELF_TEST, OPT_TIMEOUT, OPT_LIBRARY, OPT_JSON, OPT_HELP,
-    OPT_VERSION, OPT_CHILD, OPT_COUNT
+    OPT_HELP_ALL, OPT_VERSION, OPT_CHILD, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
@@ -60,6 +23,7 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_LIBRARY] = {"opencl-library", 0, TOOL_ARG_REQUIRED, false},
     [OPT_JSON] = {"json", 0, TOOL_ARG_NONE, false},
     [OPT_HELP] = {"help", 'h', TOOL_ARG_NONE, false},
+    [OPT_HELP_ALL] = {"help-all", 0, TOOL_ARG_NONE, false},
     [OPT_VERSION] = {"version", 0, TOOL_ARG_NONE, false},
     // How the program starts itself, see probe/probe.h; not for users.
     [OPT_CHILD] = {"child", 0, TOOL_ARG_REQUIRED, false},
@@ -77,6 +41,7 @@ static int take_plan(struct probe_options *opt, bool shape, const char *shown, c
 
     if (opt->plans == PROBE_PLANS_MAX)
         return tool_fail(TOOL_USE, "option %s: more than %d plans", shown, PROBE_PLANS_MAX);
+    opt->asked = true;
     struct tool_problem *p = &opt->plan[opt->plans++];
     if (shape)
         return tool_take_shape(shown, value, p);
@@ -99,7 +64,8 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_TIMEOUT: return tool_take_int32(shown, value, 1, 86400, &opt->timeout);
     case OPT_LIBRARY: opt->library = value; return 0;
     case OPT_JSON: opt->json = true; return 0;
-    case OPT_HELP: opt->help = true; return 0;
+    case OPT_HELP: opt->help = 1; return 0;
+    case OPT_HELP_ALL: opt->help = 2; return 0;
     case OPT_VERSION: opt->version = true; return 0;
     default: opt->child = value; return 0;
     }
@@ -127,7 +93,7 @@ int main(int argc, char **argv)
         return code;
     if (opt.help || opt.version) {
         if (opt.help)
-            fputs(help, stdout);
+            tool_print_help(opt.help > 1 ? probe_help_all : probe_help);
         else
             tool_print_version();
         return tool_finish(TOOL_DONE);
@@ -139,7 +105,9 @@ int main(int argc, char **argv)
     json_t *report = json_object();
     code = probe_gather(&opt, report);
     if (!code) {
-        code = json_is_true(json_object_get(report, "works")) ? TOOL_DONE : TOOL_WRONG;
+        const bool good = json_is_true(json_object_get(report, "works")) &&
+                          json_array_size(json_object_get(report, "unserved")) == 0;
+        code = good ? TOOL_DONE : TOOL_WRONG;
         if (opt.json)
             tool_json_print(json_incref(report), false);
         else

@@ -8,90 +8,6 @@
 
 #include "run/run.h"
 
-// In two parts, since a string literal may have 4095 characters.
-static const char help_problem[] =
-    "Usage: clattn-run -q FILE -k FILE -v FILE [-o FILE] [OPTION]...\n"
-    "\n"
-    "Computes attention O = softmax(mask(scale * Q * K^T)) * V on NumPy .npy files.\n"
-    "\n"
-    "Input, float32 or float16 in C order, format 1.0 to 3.0:\n"
-    "  -q FILE               queries, [batch, heads_q, len_q, dim]\n"
-    "  -k FILE               keys, [batch, heads_kv, len_kv, dim]; heads_q must be a multiple of\n"
-    "                        heads_kv\n"
-    "  -v FILE               values, [batch, heads_kv, len_kv, dim_v]\n"
-    "  --layout LAYOUT       axes of -q, -k, -v, -o and --compare: bhsd (default) is [batch,\n"
-    "                        heads, sequence, dim], bshd is [batch, sequence, heads, dim]\n"
-    "\n"
-    "Types of storage; without these options those of the files count, O has that of -q:\n"
-    "  --dtype TYPE          f32, f16 or bf16: Q, K, V and O are of this type, other files are\n"
-    "                        rounded when they are read. Files of bf16 are uint16, its bits\n"
-    "  --kv-dtype TYPE       K and V alone; also int8 with a scale for each key and head, which\n"
-    "                        the tool makes\n"
-    "\n"
-    "Which keys a query sees, and what is added to its scores:\n"
-    "  --causal[=ALIGN]      hide the keys behind the query's own position\n"
-    "  --align ALIGN         where query i stands: bottom-right (default), at key i + len_kv -\n"
-    "                        len_q, or top-left, at key i\n"
-    "  --window LEFT,RIGHT   only so many extra keys on each side of the query's own position,\n"
-    "                        -1 = unlimited\n"
-    "  --mask FILE           bool [batch, heads_q, len_q, len_kv], true = visible; an axis of\n"
-    "                        extent 1 broadcasts. Always in this order of axes\n"
-    "  --bias FILE           numbers of the same shape that are added; -inf hides\n"
-    "  --bias-dtype TYPE     f32, f16 or bf16 (uint16), as --dtype\n"
-    "  --alibi FILE          slopes, float32 [heads_q] or [batch, heads_q]: a score loses the\n"
-    "                        slope times the distance of query and key\n"
-    "  --softcap X           score = X * tanh(score / X), before anything is added; 0 = not\n"
-    "  --sinks FILE          float32 [heads_q]: a score that takes weight and has no value\n"
-    "  --scale X             factor of the scores; default 1 / sqrt(dim)\n"
-    "\n"
-    "Sequences of their own lengths; files of int32 or int64:\n"
-    "  --kv-lens FILE        [batch]: how many keys each sequence has of those in the file\n"
-    "  --cu-seqlens-q FILE   [batch + 1]: where each sequence's queries begin, and where the\n"
-    "                        last one's end. The batch of -q, -o and --lse is then 1, and their\n"
-    "                        sequence axis holds all tokens one after the other\n"
-    "  --cu-seqlens-kv FILE  the same of -k and -v\n"
-    "  --page-table FILE     int32 [batch, max_pages]: -k and -v are pools [pages, heads_kv,\n"
-    "                        page, dim] (bshd: [pages, page, heads_kv, dim]), and this tells the\n"
-    "                        pages of each sequence in order; needs --kv-lens\n"
-    "\n";
-
-static const char help_rest[] =
-    "Output, of which at least one is needed; a file appears whole or not at all:\n"
-    "  -o FILE               [batch, heads_q, len_q, dim_v], in the layout\n"
-    "  --lse FILE            float32 [batch, heads_q, len_q]: natural log of each query's sum of\n"
-    "                        exponentials, -inf for a query that sees no key\n"
-    "  --compare FILE        compare O with this file and tell the worst element\n"
-    "  --tolerance X         for --compare: |error| <= X + X * |expected| passes; default 1e-5,\n"
-    "                        with f16 2e-3, bf16 1.6e-2, int8 3e-2\n"
-    "\n"
-    "How it is computed:\n"
-    "  --device SEL          index as clattn-probe prints it, cpu for the built-in CPU path, or\n"
-    "                        part of a platform's or device's name in any case, the first that\n"
-    "                        fits; default $CLATTN_DEVICE, else the best device\n"
-    "  --algo ALGO           auto (default), host or reference (double precision, slow), or on\n"
-    "                        OpenCL fused, split_kv, two_loop, fused_kv_outer or unfused\n"
-    "  --kernel KERNEL       shape of the OpenCL kernels: group, vector, or, for fused, subgroup;\n"
-    "                        default by device\n"
-    "  --splits N            with --algo split_kv: parts that the keys are cut into, 1 to 65535;\n"
-    "                        default by device and lengths\n"
-    "  --softmax SOFTMAX     with --algo unfused: naive, safe (default) or online\n"
-    "  --threads N           threads of the CPU path; default all\n"
-    "  --repeat N            run N times and tell the median time\n"
-    "\n"
-    "  --json                print the report as one JSON object\n"
-    "  -h, --help            print this text\n"
-    "  --version             print the version\n"
-    "\n"
-    "The time is that of the computation with all data on the device, without reading files,\n"
-    "compiling kernels and copying; PoCL compiles once more in the first run of a large problem,\n"
-    "which --repeat 3 leaves out. NaN equals NaN in a comparison and an infinity itself; where\n"
-    "only one of both values is finite, the comparison fails. The extents of --mask and --bias\n"
-    "are those of the files of Q and K; where these are packed or paged, those of the longest\n"
-    "sequence. Queries of -q that belong to no packed sequence have O = 0 and LSE = -inf.\n"
-    "\n"
-    "Exit status: 0 done; 1 the comparison failed; 2 wrong use, bad input, or an output that\n"
-    "cannot be written; 3 the device or its driver failed.\n";
-
 // What is written and never named.
 static const enum tool_tensor outputs[] = {TOOL_O, TOOL_LSE};
 
@@ -223,18 +139,18 @@ static clattn_status download(struct run *r)
 static int compute(struct run *r)
 {
     clattn_attention_call call;
-    const size_t repeat = (size_t)r->opt.repeat;
-    double *times = malloc(repeat * sizeof *times);
+    const size_t runs = (size_t)r->opt.runs;
+    double *times = malloc(runs * sizeof *times);
 
     clattn_status st = times ? upload(r) : CLATTN_ERR_OUT_OF_MEMORY;
     tool_call_init(&r->problem, &r->memory, &call);
-    for (size_t i = 0; st == CLATTN_OK && i < repeat; i++) {
+    for (size_t i = 0; st == CLATTN_OK && i < runs; i++) {
         double start = tool_now_ms();
         st = clattn_attention_run(r->plan, &call);
         times[i] = tool_now_ms() - start;
     }
     if (st == CLATTN_OK)
-        r->ms = tool_median(times, repeat);
+        r->ms = tool_median(times, runs);
     free(times);
     if (st == CLATTN_OK)
         st = download(r);
@@ -340,7 +256,7 @@ int main(int argc, char **argv)
         return code;
     if (r.opt.help || r.opt.version) {
         if (r.opt.help)
-            printf("%s%s", help_problem, help_rest);
+            tool_print_help(r.opt.help > 1 ? run_help_all : run_help);
         else
             tool_print_version();
         return tool_finish(TOOL_DONE);

@@ -7,55 +7,10 @@
 #include <string.h>
 
 #include "clattn/tune.h"
+#include "lib/progress.h"
 #include "lib/say.h"
 #include "lib/shape.h"
 #include "tune/tune.h"
-
-static const char help[] =
-    "Usage: clattn-tune [--shape B,H,HKV,LQ,LKV,D[,DV]]... [OPTION]...\n"
-    "\n"
-    "Measures tiles of the OpenCL kernels on this machine's device, and writes which are faster\n"
-    "than the library's own choice into a file that the library reads from then on. Each tile's\n"
-    "result is verified first. It is timed in turn with the library's choice, and wins only if\n"
-    "it is more than 3 % faster twice, and by more than the library's choice differs from itself\n"
-    "when it is timed in the same way.\n"
-    "\n"
-    "  --shape B,H,HKV,LQ,LKV,D[,DV]\n"
-    "                   batch, query heads, key/value heads, queries, keys, head dimension, head\n"
-    "                   dimension of V; can be repeated; default: prefill, causal prefill,\n"
-    "                   decoding and long contexts with 64, 80 and 128 channels\n"
-    "  --causal         causal, bottom-right aligned\n"
-    "  --page N         K and V in pages of N keys\n"
-    "  --dtype TYPE     f32, f16 or bf16: Q, K, V and O\n"
-    "  --kv-dtype TYPE  f32, f16, bf16 or int8: K and V alone\n"
-    "  --algo ALGO,...  fused, split_kv, two_loop, fused_kv_outer; default auto, the one that the\n"
-    "                   library takes for a shape\n"
-    "  --kernel KERNEL  beside the library's choice only tiles of group, vector or subgroup\n"
-    "                   kernels; what is not faster is not written\n"
-    "  --device SEL     as clattn-run takes it\n"
-    "  --runs N         pairs of timings of a tile at least; default 5. They go on for half a\n"
-    "                   second at least\n"
-    "  --budget SECONDS stop after this time; what is finished is kept\n"
-    "  -o, --output FILE\n"
-    "                   default the file that the library reads: $XDG_CONFIG_HOME/clattn/tune.txt\n"
-    "                   or $HOME/.config/clattn/tune.txt. Its folder must be closed to others\n"
-    "  --again          also what the file has already; without it a run goes on where the one\n"
-    "                   before was stopped\n"
-    "  --dry-run        list the tiles, measure and write nothing\n"
-    "  --json           print one JSON object a line for each shape and algorithm\n"
-    "  -h, --help       print this text\n"
-    "  --version        print the version\n"
-    "\n"
-    "A line of the file holds for one version of the driver and of clattn, and for a range of\n"
-    "queries and keys around the shape: docs/planner.md. Ctrl-C stops after the tile in work.\n"
-    "Each shape is written as soon as it is finished, and the same command goes on with the\n"
-    "others; of the one in work nothing is kept.\n"
-    "RATIO is the planner's time by the tile's, the median over the pairs (on CPUs the smaller\n"
-    "one of that and the same by processor time), AGAIN that of the second measurement. On a\n"
-    "terminal the winner is green (not with NO_COLOR set).\n"
-    "\n"
-    "Exit status: 0 done, also where the time was over; 1 a result was wrong; 2 wrong use, or the\n"
-    "file is broken or cannot be written; 3 the device or its driver failed.\n";
 
 volatile int tune_signal;
 
@@ -220,6 +175,7 @@ static int run(const struct tune_options *opt)
     char file[TUNE_PATH] = "", what[256] = "";
     int code = 0;
 
+    tool_progress_start(opt->json);
     tool_session_init(&s);
     s.log.quiet = true; // a tile that fails is a line of the table
     if (opt->device)
@@ -263,7 +219,7 @@ int main(int argc, char **argv)
     opt->runs = 5;
     code = tune_options(argc, argv, opt);
     if (!code && opt->help)
-        printf("%s", help);
+        tool_print_help(opt->help > 1 ? tune_help_all : tune_help);
     else if (!code && opt->version)
         tool_print_version();
     else if (!code)

@@ -330,12 +330,12 @@ static clattn_status report(const struct cla_programs *p, const char *name, cons
                             clattn_log_level fail_level, const struct build_result *r)
 {
     const char *shown = *options ? options : "none";
-    if (r->doubt[0])
+    if (r->doubt[0] && r->doubt_level < CLATTN_LOG_INFO)
         cla_logf(p->log, r->doubt_level, "%s is built again, not taken from the program cache: %s",
                  name, r->doubt);
     if (r->from_disk)
-        cla_logf(p->log, CLATTN_LOG_INFO, "%s taken from the program cache in %.1f ms, options %s",
-                 name, r->ms, shown);
+        cla_logf(p->log, CLATTN_LOG_INFO, "%s taken from the program cache in %.3f s, options %s",
+                 name, 1e-3 * r->ms, shown);
     if (!r->built)
         return CLATTN_OK;
     if (!r->created)
@@ -344,12 +344,14 @@ static clattn_status report(const struct cla_programs *p, const char *name, cons
         log_failure(p, fail_level, name, options, r->code, r->log);
         return r->code == CL_OUT_OF_HOST_MEMORY ? CLATTN_ERR_OUT_OF_MEMORY : CLATTN_ERR_BUILD;
     }
-    cla_logf(p->log, CLATTN_LOG_INFO, "%s compiled in %.1f ms, options %s", name, r->ms, shown);
+    const bool doubted = r->doubt[0] && r->doubt_level == CLATTN_LOG_INFO;
+    const char *const cache = r->unkept[0] ? ", not kept in the program cache: "
+                              : doubted    ? ", not taken from the program cache: "
+                                           : "";
+    cla_logf(p->log, CLATTN_LOG_INFO, "%s compiled in %.3f s%s%s, options %s", name, 1e-3 * r->ms,
+             cache, r->unkept[0] ? r->unkept : doubted ? r->doubt : "", shown);
     if (r->log && *r->log)
         cla_logf(p->log, CLATTN_LOG_DEBUG, "build log of %s:\n%s", name, r->log);
-    if (r->unkept[0])
-        cla_logf(p->log, CLATTN_LOG_INFO, "%s is not kept in the program cache: %s", name,
-                 r->unkept);
     return CLATTN_OK;
 }
 

@@ -106,7 +106,7 @@ def command_lines():
     lines = (
         "-q q -k k -v v -o o",
         "-q q16 -k k16 -v k16 --dtype f16 --kv-dtype int8 --lse l -o o --json",
-        "-q q -k k -v v --compare q --tolerance 1e-3 --repeat 3 --threads 2 --device cpu",
+        "-q q -k k -v v --compare q --tolerance 1e-3 --runs 3 --threads 2 --device cpu",
         "-q q -k k -v v -o o --causal=top-left --align top-left --window 3,-1 --softcap 30",
         "-q q -k k -v v -o o --causal --mask m --bias b16 --bias-dtype f16 --alibi a2 --sinks a",
         "-q q -k k -v v -o o --kv-lens l --scale -0.5 --layout bhsd",

@@ -86,7 +86,7 @@ static void check_accepted(const struct options *o)
     FUZZ_CHECK(o->kernel >= 0 && o->kernel <= CLATTN_KERNEL_SUBGROUP, "kernel %d", o->kernel);
     FUZZ_CHECK(o->layout == CLATTN_LAYOUT_BHSD || o->layout == CLATTN_LAYOUT_BSHD, "layout");
     FUZZ_CHECK(o->window_left >= -1 && o->window_right >= -1, "window");
-    FUZZ_CHECK(o->repeat >= 1 && o->repeat <= 1000000, "repeat");
+    FUZZ_CHECK(o->runs >= 1 && o->runs <= 1000000, "runs");
     FUZZ_CHECK(o->threads >= 0 && o->threads <= 4096, "threads");
     FUZZ_CHECK(isfinite((float)o->scale) && isfinite((float)o->softcap) && o->softcap >= 0 &&
                    o->tolerance >= 0, "a number");

@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import os
-import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -271,36 +271,14 @@ class Bench(Folder):
             self.assertEqual(len([line for line in text.splitlines() if name + " 1,1,1," in line]),
                              2)
 
-    def on_terminal(self, *args, env=None):
-        """stdout and stderr of a run on a terminal."""
-        screen, end = pty.openpty()
-        full = {**os.environ, "OCL_ICD_VENDORS": self.dir, "OCL_ICD_FILENAMES": "",
-                "TERM": "xterm", **(env or {})}
-        full = {k: v for k, v in full.items() if v is not None}
-        with subprocess.Popen([PROGRAMS.bench, *args], stdin=subprocess.DEVNULL, stdout=end,
-                              stderr=end, env=full) as program:
-            os.close(end)
-            said = b""
-            try:
-                while True:
-                    part = os.read(screen, 4096)
-                    if not part:
-                        break
-                    said += part
-            except OSError:
-                pass  # the other end is closed
-        os.close(screen)
-        self.assertEqual(program.returncode, 0, said)
-        return said.decode()
-
     def test_terminal(self):
         args = ["--shape=1,1,1,20,20,8", *CPU, "--device=0", "--runs=1"]
-        said = self.on_terminal(*args, env={"NO_COLOR": None})
+        said = self.on_terminal(PROGRAMS.bench, *args, env={"NO_COLOR": None})
         self.assertIn("[1/2] 1,1,1,20,20,8", said)
         self.assertIn("[2/2] 1,1,1,20,20,8", said)
         self.assertIn("\x1b[", said)
         for env in ({"NO_COLOR": "1"}, {"NO_COLOR": None, "TERM": "dumb"}):
-            self.assertNotIn("\x1b", self.on_terminal(*args, env=env))
+            self.assertNotIn("\x1b", self.on_terminal(PROGRAMS.bench, *args, env=env))
         self.assertNotIn("\x1b", self.run_ok(*args, program=PROGRAMS.bench,
                                              env={"TERM": "xterm"}))
 
@@ -417,6 +395,33 @@ class Bench(Folder):
                          program=PROGRAMS.bench, says=["needs --sweep"])
         self.run_bad(*args, "--plot=x.svg", program=PROGRAMS.bench, env={"PATH": self.dir},
                      says=["gnuplot cannot be started", "gnuplot-nox"])
+
+    def test_roofline(self):
+        """Roofs with their figures, a point for each algorithm, axes with units, the device."""
+        svg = "{http://www.w3.org/2000/svg}"
+        path = os.path.join(self.dir, "r.svg")
+        self.run_ok("--shape=1,1,1,32,32,8", "--causal", "--runs=1", "--algo=host,softmax_online",
+                    *CPU, "--roofline", path, program=PROGRAMS.bench)
+        root = xml.etree.ElementTree.parse(path).getroot()
+        texts = ["".join(t.itertext()) for t in root.iter(f"{svg}text")]
+        for text in ("attention 1,1,1,32,32,8, f32, causal", "[cpu] clattn: built-in CPU path",
+                     "arithmetic intensity, FLOP for each byte moved", "speed, GFLOP/s"):
+            self.assertTrue([t for t in texts if text in t], (text, texts))
+        roof, = [t for t in texts if "roof of built-in" in t]
+        self.assertRegex(roof, r"[1-9][\d.e+]* GFLOP/s, [1-9][\d.e+]* GB/s")
+        self.assertTrue([t for t in texts if re.search(r"host, \S+ GFLOP/s, \S+ % of", t)], texts)
+        path = os.path.join(self.dir, "r.png")
+        self.run_ok("--shape=1,1,1,8,8,8", "--sweep=len=16,32", "--runs=1", "--json",
+                    "--roofline", path, *CPU, program=PROGRAMS.bench)
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
+        for args, says in ((["--roofline=x.pdf"], ".svg"),
+                           (["--roofline=x.svg", "--ratio=causal"], "--ratio")):
+            self.run_bad(*args, *CPU, program=PROGRAMS.bench, says=["--roofline", says])
+        done = self.run_program(PROGRAMS.bench, "--shape=1,1,1,8,8,8", "--runs=1", *CPU,
+                                "--algo=softmax_safe", "--roofline=x.svg")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("nothing was timed that has GFLOP/s", done.said)
 
     def test_failed_plot(self):
         """gnuplot that fails leaves nothing, and what was there stays."""

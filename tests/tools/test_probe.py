@@ -43,7 +43,7 @@ class ProbeCase(Folder):
         self.assertNotIn("clattn-probe:", done.stderr)
         report = json.loads(done.stdout)
         self.assertEqual(faults(report, SCHEMA), [])
-        self.assertIs(report["works"], code == 0)
+        self.assertIs(report["works"] and not report["unserved"], code == 0)
         return report
 
 
@@ -160,7 +160,9 @@ class Probe(ProbeCase):
                   "1,3,2,5,6,16", "1,8,8,2048,2048,72"]
         args = ["--dim=64", "--shape", shapes[1], "--dim", "600", "--shape", shapes[3], "--dim=72"]
         for device in ["cpu"] + DEVICES:
-            report = self.report("--device", device, *args)
+            report = self.report("--device", device, *args, code=1)
+            self.assertEqual(report["unserved"], [shapes[2], shapes[3]])
+            self.assertTrue(report["works"])
             plans = report["devices"][0]["plans"]
             self.assertEqual([p["shape"] for p in plans], shapes)
             self.assertEqual([p["dim"] for p in plans], [64, 100, 600, 16, 72])
@@ -174,6 +176,7 @@ class Probe(ProbeCase):
         for shape in shapes:
             self.assertIn(shape, text)
         self.assertIn("LOCAL BYTES", text)
+        self.assertIn(f"nothing serves {shapes[2]}\nnothing serves {shapes[3]}\n", text)
 
     def test_self_test(self):
         report = self.report("--device", "cpu", "--self-test=small", "--dim=16")

@@ -215,7 +215,7 @@ class RunReports(Folder):
 
     def test_text(self):
         self.drivers = True  # the built-in path beside whatever devices are there
-        text = self.run_ok(*INPUTS, "-o", "o.npy", "--lse", "l.npy", "--repeat=3", *CPU)
+        text = self.run_ok(*INPUTS, "-o", "o.npy", "--lse", "l.npy", "--runs=3", *CPU)
         for line in (r"device +\[(\d+|cpu)\] .*CPU", r"algorithm +host",
                      r"tile +\d+ rows x \d+ keys", r"time +\d+\.\d+ ms \(median of 3\)",
                      r"written +o.npy", r"written +l.npy"):
@@ -223,10 +223,10 @@ class RunReports(Folder):
 
     def test_json(self):
         self.save("want.npy", self.Q_SHAPE, self.expected())
-        text = self.run_ok(*INPUTS, "--compare", "want.npy", "--json", "--repeat", "2", *CPU)
+        text = self.run_ok(*INPUTS, "--compare", "want.npy", "--json", "--runs", "2", *CPU)
         report = json.loads(text)
         self.assertEqual(report["algo"], "host")
-        self.assertEqual(report["repeat"], 2)
+        self.assertEqual(report["runs"], 2)
         self.assertGreater(report["ms"], 0)
         self.assertGreater(report["tile_q"], 0)
         self.assertIn("CPU", report["device"]["name"])

@@ -44,7 +44,7 @@ class RunErrors(Folder):
                 ("--tolerance", ("x", "-1", "nan", "inf", "1e-5 ")),
                 ("--threads", ("0", "-1", "x", "1.5", "1x", " 1", "+", "99999999999999999999",
                                "5000")),
-                ("--repeat", ("0", "-3", "x", "1e3", "2147483648")),
+                ("--runs", ("0", "-3", "x", "1e3", "2147483648")),
                 ("--layout", ("BHSD", "bhsd ", "sbhd", "0")),
                 ("--algo", ("Fused", "fast", "1")),
                 ("--kernel", ("auto", "Vector", "1")),
@@ -68,7 +68,7 @@ class RunErrors(Folder):
             self.bad(*INPUTS, "--kernel", "group", "--algo", algo, says=["--kernel", algo])
         # The last alternatives that are legal.
         self.run_ok(*INPUTS, "-o", "o.npy", *CPU, "--causal=top-left", "--align=top-left",
-                    "--threads=1", "--repeat=1", "--scale=1e38", "--algo=auto")
+                    "--threads=1", "--runs=1", "--scale=1e38", "--algo=auto")
 
     def test_devices(self):
         self.run_bad(*INPUTS, "-o", "o.npy", "--device", "no such device",

@@ -166,6 +166,19 @@ class TuneDevices(Folder):
             self.run_bad("--json", "--device", device, "-o", "x" * 1100, program=PROGRAMS.tune,
                          says=["--output", "1023"])
 
+    def test_progress(self):
+        """The tile in work and the time left, on a terminal only; it is gone in the end."""
+        for device in list(self.vector_devices())[:1]:
+            with open(self.path("out.txt"), "w", encoding="utf-8") as out:
+                said = self.on_terminal(PROGRAMS.tune, "--device", device, "--shape", FEW,
+                                        "--algo=split_kv", "--runs=1", "-o", self.file,
+                                        stdout=out, env={"NO_COLOR": "1"})
+            self.assertIn("\r[1/1] 1,2,1,1,16,4", said)
+            self.assertRegex(said, r": tile 2 of \d+, about \d+ s left")
+            self.assertRegex(said, r"\r +\r\Z")
+            with open(self.path("out.txt"), encoding="utf-8") as out:
+                self.assertNotIn("tile 2 of", out.read())
+
 
 if __name__ == "__main__":
     main(sys.modules[__name__], [Tune], [TuneDevices])

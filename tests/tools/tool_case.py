@@ -6,13 +6,16 @@ Everything runs on the built-in CPU path, and on every OpenCL device that $CLATT
 which must then be there.
 """
 import argparse
+import fcntl
 import math
 import os
+import pty
 import stat
 import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import unittest
 
 PROGRAMS = argparse.Namespace()  # paths by name: run, probe, ..., run_faulty, ..., data
@@ -162,6 +165,27 @@ class Folder(unittest.TestCase):
         done.said = "".join(line for line in done.stderr.splitlines(True)
                             if not DEVICES or line.startswith("clattn-"))
         return done
+
+    def on_terminal(self, program, *args, env=None, stdout=None, columns=80, code=0):
+        """stdout and stderr of a run on a terminal, or stderr alone where stdout is given."""
+        screen, end = pty.openpty()
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+        hidden = {} if self.drivers else {"OCL_ICD_VENDORS": self.dir, "OCL_ICD_FILENAMES": ""}
+        full = {**os.environ, **hidden, "TERM": "xterm", "CLICOLOR_FORCE": "", **(env or {})}
+        full = {k: v for k, v in full.items() if v is not None}
+        said = b""
+        with subprocess.Popen([program, *args], stdin=subprocess.DEVNULL, cwd=self.dir,
+                              stdout=end if stdout is None else stdout, stderr=end,
+                              env=full) as run:
+            os.close(end)
+            try:
+                while part := os.read(screen, 4096):
+                    said += part
+            except OSError:
+                pass  # the other end is closed
+        os.close(screen)
+        self.assertEqual(run.returncode, code, said)
+        return said.decode()
 
     def run_ok(self, *args, program=None, **more):
         done = self.run_program(program or PROGRAMS.run, *args, **more)

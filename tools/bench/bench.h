@@ -61,11 +61,14 @@ struct bench_options {
     int algos; // more than one: those that can't serve a row are named instead of failing
     int64_t softmax_rows, softmax_len; // of all rows; 0 = as the shape says
     const char *plot;     // file; NULL = none
-    const char *plot_key; // what is swept
+    const char *plot_key; // what is swept; NULL = nothing, or more than that
+    const char *trace, *roofline; // files; NULL = none
     struct bench_features features; // of all rows
     struct bench_variant variant[BENCH_VARIANTS_MAX];
     int variants; // more than 0: their times beside the plain row's instead of a table
-    bool json, csv, list, help, version;
+    bool json, csv, list, version;
+    int help;      // 1 = --help, 2 = --help-all
+    int precision; // enum clattn_precision
     const char *device[BENCH_DEVICES_MAX];
     int devices;
     int32_t threads, runs;
@@ -85,7 +88,11 @@ struct bench_item {
     const struct bench_row *row;
     const struct bench_algo *algo;
     struct tool_problem p; // of the row, with the algorithm and its kernel
+    int number, all;       // from 1, of how many
 };
+
+// Texts in parts, up to NULL.
+extern const char *const bench_help[], *const bench_help_all[];
 
 // ---- options.c ---------------------------------------------------------------------------------
 
@@ -93,13 +100,10 @@ struct bench_item {
 // after a message.
 int bench_options(int argc, char **argv, struct bench_options *opt);
 
-// The named cases that can be timed, as a table on stdout.
-void bench_print_cases(void);
+// The named cases that can be timed, as a table on stdout or as JSON, an object a line.
+void bench_print_cases(bool json);
 
-// "1,8,8,2048,2048,64".
-void bench_shape_text(const struct tool_problem *p, char *text, size_t size);
-
-// The same of an item; of a softmax its rows and their length, "16384x2048".
+// "1,8,8,2048,2048,64"; of a softmax its rows and their length, "16384x2048".
 void bench_item_text(const struct bench_item *item, char *text, size_t size);
 
 // ---- features.c --------------------------------------------------------------------------------
@@ -210,6 +214,7 @@ int bench_ratio(struct tool_session *s, const struct bench_options *opt,
 
 // The table of variants, NULL with --json.
 struct libscols_table *bench_ratio_table(const struct bench_options *opt);
+void bench_ratio_print(struct libscols_table *table); // and frees it
 
 // ---- softmax.c ---------------------------------------------------------------------------------
 
@@ -233,6 +238,27 @@ void bench_plot_add(struct bench_plot *plot, const struct tool_session *s,
 
 // Draws, unless `code` is an exit status already, and frees. Returns the exit status.
 int bench_plot_finish(struct bench_plot *plot, int code);
+
+// Adds the session's device to a list of devices that does not have it yet.
+void bench_add_device(char *devices, size_t size, const struct tool_session *s);
+
+// "fused", or with several devices "fused [0]".
+void bench_line_text(const struct bench_options *opt, const struct tool_session *s,
+                     const struct bench_item *item, char *text, size_t size);
+
+// ---- roofline.c --------------------------------------------------------------------------------
+
+struct bench_roofline;
+
+// As bench_plot_create(), for --roofline.
+int bench_roofline_create(const struct bench_options *opt, struct bench_roofline **roofline);
+
+// A point of the session's device by the algorithm that its plan took; `on` is the device that does
+// the work. NULL is ignored.
+void bench_roofline_add(struct bench_roofline *roofline, struct tool_session *s,
+                        struct tool_session *on, const struct bench_item *item,
+                        const char *taken, const struct bench_result *r);
+int bench_roofline_finish(struct bench_roofline *roofline, int code);
 
 // ---- report.c ----------------------------------------------------------------------------------
 
@@ -258,8 +284,5 @@ int bench_report_finish(struct bench_report *report, const struct tool_session *
 // What every JSON object of an item has.
 json_t *bench_json_item(const struct tool_session *s, const struct bench_item *item,
                         const char *status);
-
-// One line on stderr that the next one overwrites, on a terminal only. NULL `what` removes it.
-void bench_progress(int done, int all, const char *what);
 
 #endif // CLATTN_TOOLS_BENCH_H

@@ -8,12 +8,14 @@
 #include "cases.h"
 #include "lib/options.h"
 #include "lib/output.h"
+#include "lib/shape.h"
 
 enum {
-    OPT_SHAPE, OPT_CASE, OPT_SWEEP, OPT_LIST, OPT_CAUSAL, OPT_WINDOW, OPT_MASK, OPT_BIAS, OPT_ALIBI,
-    OPT_SOFTCAP, OPT_SINKS, OPT_KV_LENS, OPT_PACKED, OPT_PAGE, OPT_DTYPE, OPT_KV_DTYPE, OPT_RATIO,
-    OPT_ALGO, OPT_KERNEL, OPT_DEVICE, OPT_SOFTMAX_ROWS, OPT_PLOT, OPT_THREADS, OPT_RUNS, OPT_JSON,
-    OPT_CSV, OPT_HELP, OPT_VERSION, OPT_COUNT
+    OPT_SHAPE, OPT_CASE, OPT_SWEEP, OPT_LIST, OPT_CAUSAL, OPT_WINDOW, OPT_MASK, OPT_BIAS,
+    OPT_ALIBI, OPT_SOFTCAP, OPT_SINKS, OPT_KV_LENS, OPT_PACKED, OPT_PAGE, OPT_DTYPE, OPT_KV_DTYPE,
+    OPT_RATIO, OPT_ALGO, OPT_KERNEL, OPT_PRECISION, OPT_DEVICE, OPT_SOFTMAX_ROWS, OPT_PLOT,
+    OPT_ROOFLINE, OPT_TRACE, OPT_THREADS, OPT_RUNS, OPT_JSON, OPT_CSV, OPT_HELP, OPT_HELP_ALL,
+    OPT_VERSION, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
@@ -36,14 +38,18 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_RATIO] = {"ratio", 0, TOOL_ARG_REQUIRED, true},
     [OPT_ALGO] = {"algo", 0, TOOL_ARG_REQUIRED, false},
     [OPT_KERNEL] = {"kernel", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_PRECISION] = {"precision", 0, TOOL_ARG_REQUIRED, false},
     [OPT_DEVICE] = {"device", 0, TOOL_ARG_REQUIRED, true},
     [OPT_SOFTMAX_ROWS] = {"softmax-rows", 0, TOOL_ARG_REQUIRED, false},
     [OPT_PLOT] = {"plot", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_ROOFLINE] = {"roofline", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_TRACE] = {"trace", 0, TOOL_ARG_REQUIRED, false},
     [OPT_THREADS] = {"threads", 0, TOOL_ARG_REQUIRED, false},
     [OPT_RUNS] = {"runs", 0, TOOL_ARG_REQUIRED, false},
     [OPT_JSON] = {"json", 0, TOOL_ARG_NONE, false},
     [OPT_CSV] = {"csv", 0, TOOL_ARG_NONE, false},
     [OPT_HELP] = {"help", 'h', TOOL_ARG_NONE, false},
+    [OPT_HELP_ALL] = {"help-all", 0, TOOL_ARG_NONE, false},
     [OPT_VERSION] = {"version", 0, TOOL_ARG_NONE, false},
 };
 
@@ -64,21 +70,13 @@ struct parser {
 
 // ---- shapes and cases --------------------------------------------------------------------------
 
-void bench_shape_text(const struct tool_problem *p, char *text, size_t size)
-{
-    snprintf(text, size, "%d,%d,%d,%d,%d,%d", (int)p->batch, (int)p->heads_q, (int)p->heads_kv,
-             (int)p->len_q, (int)p->len_kv, (int)p->dim_qk);
-    if (p->dim_v != p->dim_qk)
-        snprintf(text + strlen(text), size - strlen(text), ",%d", (int)p->dim_v);
-}
-
 void bench_item_text(const struct bench_item *item, char *text, size_t size)
 {
     if (item->algo->softmax)
         snprintf(text, size, "%lldx%lld", (long long)item->row->softmax_rows,
                  (long long)item->row->softmax_len);
     else
-        bench_shape_text(&item->p, text, size);
+        tool_shape_text(&item->p, text, size);
 }
 
 // Numbers from 1 up with commas between them. Returns how many, or -1.
@@ -111,17 +109,10 @@ static int add_row(struct bench_options *opt, const char *shown, const struct be
 
 static int take_shape(struct bench_options *opt, const char *shown, const char *value)
 {
-    int32_t n[7] = {0};
+    struct bench_row row = {.packed = false};
+    const int code = tool_take_shape(shown, value, &row.p);
 
-    // Lengths and the batch may be 0 elsewhere, but there is nothing to time then.
-    if (take_list(value, n, 7) < 6)
-        return tool_fail(TOOL_USE,
-                         "option %s: '%s' is not B,H,HKV,LQ,LKV,D[,DV] in whole numbers from 1 up",
-                         shown, value);
-    const struct bench_row row = {
-        .p = {.batch = n[0], .heads_q = n[1], .heads_kv = n[2], .len_q = n[3], .len_kv = n[4],
-              .dim_qk = n[5], .dim_v = n[6] ? n[6] : n[5]}};
-    return add_row(opt, shown, &row);
+    return code ? code : add_row(opt, shown, &row);
 }
 
 // The timed memory is contiguous and holds normal numbers.
@@ -178,11 +169,27 @@ static int take_case(struct bench_options *opt, const char *shown, const char *v
     return tool_fail(TOOL_USE, "option %s: no case is called '%s' (see --list)", shown, value);
 }
 
-void bench_print_cases(void)
+static void print_case_json(const struct attn_case *c, const struct bench_row *row)
+{
+    const struct tool_problem *p = &row->p;
+    json_t *o = json_object(), *shape = json_array();
+    const int32_t extents[] = {p->batch, p->heads_q, p->heads_kv, p->len_q, p->len_kv, p->dim_qk,
+                               p->dim_v};
+
+    for (size_t i = 0; i < sizeof extents / sizeof *extents; i++)
+        json_array_append_new(shape, json_integer(extents[i]));
+    json_object_set_new(o, "case", json_string(c->name));
+    json_object_set_new(o, "shape", shape);
+    json_object_set_new(o, "causal", json_boolean(p->causal));
+    json_object_set_new(o, "mask", json_boolean(p->mask));
+    tool_json_print(o, true);
+}
+
+void bench_print_cases(bool json)
 {
     static const struct tool_column columns[] = {{"CASE", false, false}, {"SHAPE", false, false},
                                                  {"CAUSAL", false, false}, {"MASK", false, false}};
-    struct libscols_table *table = tool_table_create(columns, 4, true);
+    struct libscols_table *table = json ? NULL : tool_table_create(columns, 4, true);
     const struct attn_case *c;
 
     for (int n = 0; (c = case_at(n)); n++) {
@@ -190,7 +197,11 @@ void bench_print_cases(void)
         if (!can_time(c))
             continue;
         const struct bench_row row = row_of(c);
-        bench_shape_text(&row.p, shape, sizeof shape);
+        if (json) {
+            print_case_json(c, &row);
+            continue;
+        }
+        tool_shape_text(&row.p, shape, sizeof shape);
         tool_table_row(table, (const char *[]){c->name, shape, c->causal ? "yes" : "no",
                                                c->mask_form ? "yes" : "no"}, 4);
     }
@@ -370,7 +381,11 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_ALGO: return take_algos(opt, shown, value);
     case OPT_SOFTMAX_ROWS: return take_softmax_rows(opt, shown, value);
     case OPT_PLOT: opt->plot = value; return 0;
+    case OPT_ROOFLINE: opt->roofline = value; return 0;
+    case OPT_TRACE: opt->trace = value; return 0;
     case OPT_KERNEL: return tool_take_later_word(shown, value, tool_kernel_words, &opt->kernel);
+    case OPT_PRECISION:
+        return tool_take_word(shown, value, tool_precision_words, &opt->precision);
     case OPT_DEVICE:
         if (opt->devices == BENCH_DEVICES_MAX)
             return tool_fail(TOOL_USE, "option %s: more than %d devices", shown,
@@ -381,7 +396,8 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_RUNS: return tool_take_int32(shown, value, 1, BENCH_RUNS_MAX, &opt->runs);
     case OPT_JSON: opt->json = true; return 0;
     case OPT_CSV: opt->csv = true; return 0;
-    case OPT_HELP: opt->help = true; return 0;
+    case OPT_HELP: opt->help = 1; return 0;
+    case OPT_HELP_ALL: opt->help = 2; return 0;
     default: opt->version = true; return 0;
     }
 }
@@ -419,9 +435,12 @@ static int check_ratio(const struct bench_options *opt)
 {
     if (!opt->variants)
         return 0;
-    if (opt->csv || opt->plot)
+    if (opt->csv || opt->plot || opt->roofline || opt->trace)
         return tool_fail(TOOL_USE, "option %s does not go with --ratio",
-                         opt->csv ? "--csv" : "--plot");
+                         opt->csv        ? "--csv"
+                         : opt->plot     ? "--plot"
+                         : opt->roofline ? "--roofline"
+                                         : "--trace");
     for (int i = 0; i < opt->algos; i++) {
         if (opt->algo[i].softmax)
             return tool_fail(TOOL_USE, "option --ratio does not go with --algo %s",
@@ -435,6 +454,8 @@ static int check_plot(struct bench_options *opt, const struct parser *parser)
 {
     const struct sweep *s = &parser->sweep[0];
 
+    if (parser->sweeps == 1)
+        opt->plot_key = key_words[s->key];
     if (!opt->plot)
         return 0;
     if (parser->sweeps != 1 || s->key > KEY_LEN_KV || s->count < 2)
@@ -443,7 +464,6 @@ static int check_plot(struct bench_options *opt, const struct parser *parser)
     if (opt->rows > 1)
         return tool_fail(TOOL_USE, "option --plot: %d shapes and cases; one can be drawn",
                          opt->rows);
-    opt->plot_key = key_words[s->key];
     return 0;
 }
 
@@ -468,7 +488,7 @@ int bench_options(int argc, char **argv, struct bench_options *opt)
         code = check_ratio(opt);
     if (!code && opt->rows == 0) {
         take_shape(opt, "--shape", "1,8,8,2048,2048,64");
-        if (!opt->plot)
+        if (!opt->plot && !opt->roofline)
             take_shape(opt, "--shape", "1,8,8,1024,1024,128");
     }
     if (!code)

@@ -5,6 +5,7 @@
 
 #include "bench/bench.h"
 #include "lib/output.h"
+#include "lib/progress.h"
 #include "lib/say.h"
 
 enum { COL_DEVICE, COL_SHAPE, COL_ALGO, COL_VARIANT, COL_PLAIN, COL_MS, COL_SPEED, COL_QUARTILES,
@@ -22,6 +23,19 @@ struct libscols_table *bench_ratio_table(const struct bench_options *opt)
         [COL_PAIRS] = {"PAIRS", true, false},     [COL_ERROR] = {"MAX ERROR", true, false}};
 
     return opt->json ? NULL : tool_table_create(columns, COLUMNS, true);
+}
+
+void bench_ratio_print(struct libscols_table *table)
+{
+    static const char *const least[] = {"PAIRS", "QUARTILES", "WORK SPEED", "GFLOP/S", "DEVICE",
+                                        "MAX ERROR", "CPU SPEED", NULL};
+    char hidden[128], text[256];
+
+    tool_table_fit(table, least, hidden, sizeof hidden);
+    tool_table_print(table);
+    snprintf(text, sizeof text, "left out of %d columns: %s (see --json)", tool_columns(), hidden);
+    if (hidden[0])
+        tool_print_wrapped(text, 0);
 }
 
 struct result {
@@ -99,7 +113,7 @@ static void refuse(const struct bench_options *opt, struct tool_session *s,
     const char *reason = said[0] ? said : clattn_status_string(st);
     char shape[96];
 
-    bench_progress(0, 0, NULL);
+    tool_progress_clear();
     bench_item_text(item, shape, sizeof shape);
     if (opt->json) {
         json_t *o = bench_json_item(s, item, "refused");
@@ -145,6 +159,7 @@ static int bench_variant(struct tool_session *s, const struct bench_options *opt
         code = bench_wrong(what, a.over, a.max_error, &a.info);
     } else {
         ++*results;
+        tool_progress_clear();
         if (opt->json)
             add_json(s, &item, &r);
         else
@@ -171,6 +186,10 @@ int bench_ratio(struct tool_session *s, const struct bench_options *opt,
     else if (plain.over)
         worst = bench_wrong(what, plain.over, plain.max_error, &plain.info);
     for (int v = 0; st == CLATTN_OK && !plain.over && v < opt->variants; v++) {
+        char text[192];
+        snprintf(text, sizeof text, "%s, %s", what, opt->variant[v].name);
+        tool_progress((item->number - 1) * opt->variants + v + 1, item->all * opt->variants, text,
+                      0);
         int code = bench_variant(s, opt, item, &plain, &opt->variant[v], table, results);
         worst = code > worst ? code : worst;
     }

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "bench/bench.h"
 #include "lib/dtype.h"
@@ -372,6 +371,22 @@ void bench_report_refuse(struct bench_report *report, const struct tool_session 
     }
 }
 
+// What a narrow terminal has no room for.
+static void print_table(struct libscols_table *table)
+{
+    static const char *const least[] = {
+        "MIN MS", "RUNS", "WORKSPACE MB", "QUARTILES", "GB/S", "MB", "PEAK", "% OF PEAK", "TILE",
+        "CAUSAL", "MASK", "KERNEL", "% OF READ", "TYPES", NULL};
+    char hidden[256], text[400];
+
+    tool_table_fit(table, least, hidden, sizeof hidden);
+    tool_table_print(table);
+    snprintf(text, sizeof text, "left out of %d columns: %s (see --csv and --json)",
+             tool_columns(), hidden);
+    if (hidden[0])
+        tool_print_wrapped(text, 0);
+}
+
 int bench_report_finish(struct bench_report *report, const struct tool_session *sessions,
                         int count)
 {
@@ -384,31 +399,15 @@ int bench_report_finish(struct bench_report *report, const struct tool_session *
             tool_device_text(&sessions[i].device, text, sizeof text);
             printf("device  %s\n", text);
         }
-        tool_table_print(report->table);
+        print_table(report->table);
     } else {
         tool_table_free(report->table);
     }
     for (int i = 0; i < report->refusals; i++) {
-        puts(report->refused[i]);
+        tool_print_wrapped(report->refused[i], 2);
         free(report->refused[i]);
     }
     free(report->refused);
     free(report);
     return results;
-}
-
-void bench_progress(int done, int all, const char *what)
-{
-    static int width;
-    char line[80] = "";
-
-    if (!isatty(STDERR_FILENO))
-        return;
-    if (what)
-        snprintf(line, sizeof line, "[%d/%d] %s", done, all, what);
-    else if (!width)
-        return;
-    fprintf(stderr, "\r%-*s%s", width, line, what ? "" : "\r");
-    fflush(stderr);
-    width = (int)strlen(line);
 }

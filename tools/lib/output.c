@@ -2,10 +2,12 @@
 #include "output.h"
 
 #include <libsmartcols.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "dtype.h"
@@ -44,8 +46,13 @@ void tool_table_row(struct libscols_table *table, const char *const *cells, int 
 bool tool_colors(void)
 {
     const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+    const char *force = getenv("CLICOLOR_FORCE");
 
-    return isatty(STDOUT_FILENO) && !(no_color && *no_color) && term && strcmp(term, "dumb") != 0;
+    if (no_color && *no_color)
+        return false;
+    if (force && *force && strcmp(force, "0") != 0)
+        return true;
+    return isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0;
 }
 
 void tool_table_color(struct libscols_table *table, int column, const char *color)
@@ -57,8 +64,143 @@ void tool_table_color(struct libscols_table *table, int column, const char *colo
             scols_line_get_cell(scols_table_get_line(table, lines - 1), (size_t)column), color);
 }
 
+// ---- widths ------------------------------------------------------------------------------------
+
+int tool_columns(void)
+{
+    struct winsize size;
+
+    if (!isatty(STDOUT_FILENO))
+        return INT_MAX;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 20)
+        return 80;
+    return size.ws_col;
+}
+
+// Characters of a text in UTF-8.
+static int length_of(const char *text)
+{
+    int n = 0;
+
+    for (; text && *text; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+static int width_of(const struct libscols_table *table, size_t column)
+{
+    struct libscols_column *c = scols_table_get_column((struct libscols_table *)table, column);
+    struct libscols_cell *header = scols_column_get_header(c);
+    int width = scols_table_is_noheadings(table) ? 0 : length_of(scols_cell_get_data(header));
+
+    for (size_t i = 0; i < scols_table_get_nlines(table); i++) {
+        struct libscols_line *line = scols_table_get_line((struct libscols_table *)table, i);
+        const int n = length_of(scols_cell_get_data(scols_line_get_cell(line, column)));
+        width = n > width ? n : width;
+    }
+    return width;
+}
+
+// Of the columns that are shown, with what is between them, but for those with `flag`.
+static int width_without(const struct libscols_table *table, int flag)
+{
+    int width = -1;
+
+    for (size_t i = 0; i < scols_table_get_ncols(table); i++) {
+        struct libscols_column *c = scols_table_get_column((struct libscols_table *)table, i);
+        if (!scols_column_is_hidden(c))
+            width += 1 + (scols_column_get_flags(c) & flag ? 0 : width_of(table, i));
+    }
+    return width;
+}
+
+static struct libscols_column *find_column(struct libscols_table *table, const char *heading)
+{
+    for (size_t i = 0; i < scols_table_get_ncols(table); i++) {
+        struct libscols_column *c = scols_table_get_column(table, i);
+        if (strcmp(scols_cell_get_data(scols_column_get_header(c)), heading) == 0)
+            return c;
+    }
+    return NULL;
+}
+
+void tool_table_fit(struct libscols_table *table, const char *const *headings, char *hidden,
+                    size_t size)
+{
+    hidden[0] = 0;
+    for (; table && *headings && width_without(table, 0) > tool_columns(); headings++) {
+        struct libscols_column *c = find_column(table, *headings);
+        const size_t used = strlen(hidden);
+        if (!c)
+            continue;
+        scols_column_set_flags(c, scols_column_get_flags(c) | SCOLS_FL_HIDDEN);
+        snprintf(hidden + used, size - used, "%s%s", used ? ", " : "", *headings);
+    }
+}
+
+// Puts line breaks between words, so that no line is over `width` where a word is not. `indent`
+// spaces follow each.
+static char *break_lines(const char *text, int width, int indent)
+{
+    const size_t size = strlen(text);
+    char *out = malloc((size + 1) * (size_t)(indent + 2)), *to = out;
+    int at = 0;
+
+    for (const char *word = text; out && *word;) {
+        const int spaces = (int)strspn(word, " ");
+        const int length = (int)strcspn(word + spaces, " ");
+        if (at > indent && at + spaces + length > width && spaces) {
+            to += sprintf(to, "\n%*s", indent, "");
+            at = indent;
+        } else {
+            to += sprintf(to, "%*s", spaces, "");
+            at += spaces;
+        }
+        memcpy(to, word + spaces, (size_t)length);
+        to += length;
+        at += length;
+        word += spaces + length;
+    }
+    if (out)
+        *to = 0;
+    return out;
+}
+
+void tool_print_wrapped(const char *text, int indent)
+{
+    const int columns = tool_columns();
+    char *lines = columns == INT_MAX ? NULL : break_lines(text, columns, indent);
+
+    puts(lines ? lines : text);
+    free(lines);
+}
+
+// Libsmartcols breaks in the middle of words.
+static void wrap(struct libscols_table *table, size_t column, int room)
+{
+    struct libscols_column *c = scols_table_get_column(table, column);
+
+    scols_column_set_safechars(c, "\n");
+    scols_column_set_wrapfunc(c, scols_wrapnl_chunksize, scols_wrapnl_nextchunk, NULL);
+    for (size_t i = 0; i < scols_table_get_nlines(table); i++) {
+        struct libscols_line *line = scols_table_get_line(table, i);
+        const char *text = scols_cell_get_data(scols_line_get_cell(line, column));
+        char *lines = text ? break_lines(text, room, 0) : NULL;
+        if (lines)
+            scols_line_refer_data(line, column, lines); // which frees it
+    }
+}
+
 void tool_table_print(struct libscols_table *table)
 {
+    enum { ROOM_LEAST = 20 };
+    const int room = table ? tool_columns() - width_without(table, SCOLS_FL_WRAP) : 0;
+
+    for (size_t i = 0; table && i < scols_table_get_ncols(table); i++) {
+        const int flags = scols_column_get_flags(scols_table_get_column(table, i));
+        if (flags & SCOLS_FL_WRAP && room >= ROOM_LEAST && tool_columns() != INT_MAX)
+            wrap(table, i, room);
+    }
     if (table)
         scols_print_table(table);
     tool_table_free(table);
@@ -186,6 +328,7 @@ json_t *tool_json_features(const struct tool_problem *p)
     json_object_set_new(o, "kv_lens", json_boolean(p->kv_lens));
     json_object_set_new(o, "packed_q", json_boolean(p->packed_q));
     json_object_set_new(o, "packed_kv", json_boolean(p->packed_kv));
+    json_object_set_new(o, "precision", json_string(tool_precision_words[p->precision]));
     json_object_set_new(o, "page_size", p->page_size ? json_integer(p->page_size) : json_null());
     return o;
 }

@@ -26,10 +26,24 @@ void tool_table_row(struct libscols_table *table, const char *const *cells, int 
 // Colours a cell of the last row, as libsmartcols names colours ("red"), where tool_colors().
 void tool_table_color(struct libscols_table *table, int column, const char *color);
 
-// Whether stdout is a terminal that shows colours and the user did not set $NO_COLOR.
+// Whether stdout is a terminal that shows colours, or $CLICOLOR_FORCE asks for them. Never where
+// $NO_COLOR is set.
 bool tool_colors(void);
 
-// Prints the table to stdout and frees it.
+// Where stdout is a terminal that is too narrow, hides columns by their headings, the first of the
+// list (NULL at its end) first, until the table fits. `hidden` receives their names, ", " between
+// them; "" where all is shown.
+void tool_table_fit(struct libscols_table *table, const char *const *headings, char *hidden,
+                    size_t size);
+
+// Columns of the terminal that stdout is; a large number where it is none.
+int tool_columns(void);
+
+// A line of stdout, on a terminal broken between words, with `indent` spaces before each further
+// line.
+void tool_print_wrapped(const char *text, int indent);
+
+// Prints the table to stdout and frees it. Columns that may be broken are, between words.
 void tool_table_print(struct libscols_table *table);
 void tool_table_free(struct libscols_table *table);
 

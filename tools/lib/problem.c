@@ -142,6 +142,7 @@ void tool_desc_init(const struct tool_problem *p, clattn_attention_desc *desc)
     desc->align = p->align;
     desc->algo = p->algo;
     desc->kernel = p->kernel;
+    desc->precision = p->precision;
     desc->flags = p->flags;
     desc->num_splits = p->num_splits;
     desc->softmax = p->softmax;
@@ -211,7 +212,9 @@ void tool_features_text(const struct tool_problem *p, char *text, size_t size)
              {p->mask, "mask"},               {p->bias, bias},
              {p->alibi, "alibi"},             {p->softcap > 0, softcap},
              {p->sinks, "sinks"},             {p->kv_lens, "kv lengths"},
-             {p->packed_q || p->packed_kv, packed}, {p->page_size > 0, pages}};
+             {p->packed_q || p->packed_kv, packed}, {p->page_size > 0, pages},
+             {p->align == CLATTN_ALIGN_TOP_LEFT, "top-left"}, {p->lse, "lse"},
+             {p->precision == CLATTN_PRECISION_FULL, "full precision"}};
     size_t used = 0;
 
     snprintf(window, sizeof window, "window %d,%d", (int)p->window_left, (int)p->window_right);

@@ -21,6 +21,7 @@ struct tool_problem {
     int kernel; // enum clattn_kernel
     int32_t num_splits; // of split_kv; 0 = as many as suit
     int softmax;        // of unfused: enum clattn_softmax_algo; 0 = default
+    int precision;      // enum clattn_precision
     uint32_t flags;
     clattn_tile tile;   // all zero = the library's choice
 

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "progress.h"
+
 static const char *program_name = "clattn";
 
 void tool_start(const char *program)
@@ -29,6 +31,7 @@ static void print_line(const char *kind, const char *text)
         if ((unsigned char)*c < 0x20 || *c == 0x7f)
             *c = '?';
     }
+    tool_progress_clear();
     fprintf(stderr, "%s\n", line);
 }
 
@@ -61,6 +64,12 @@ int tool_finish(int code)
         return code;
     tool_fail(TOOL_USE, "standard output: %s", strerror(errno));
     return code ? code : TOOL_USE;
+}
+
+void tool_print_help(const char *const *parts)
+{
+    for (; *parts; parts++)
+        fputs(*parts, stdout);
 }
 
 void tool_print_version(void)
@@ -129,6 +138,8 @@ void tool_log_receive(void *user, clattn_log_level level, const char *message)
     struct tool_log *log = user;
 
     pthread_mutex_lock(&log->mutex);
+    if (level <= env_level())
+        tool_progress_clear();
     if (level <= env_level())
         fprintf(stderr, "%s: log: %s\n", program_name, message);
     else if (level == CLATTN_LOG_WARN && !log->quiet)

@@ -36,6 +36,9 @@ void tool_warn(const char *format, ...) TOOL_PRINTF(1, 2);
 // Flushes stdout; a failure there turns `code` 0 into TOOL_USE, so that a full disk is not silent.
 int tool_finish(int code);
 
+// The parts of a text, up to NULL, on stdout.
+void tool_print_help(const char *const *parts);
+
 // "clattn-run 0.1.0 (library 0.1.0)" on stdout.
 void tool_print_version(void);
 

@@ -19,6 +19,7 @@ bool tool_algo_has_shapes(int algo)
 const char *const tool_kernel_words[] = {"auto", "group", "vector", "subgroup", NULL};
 const char *const tool_align_words[] = {"bottom-right", "top-left", NULL};
 const char *const tool_layout_words[] = {"bhsd", "bshd", NULL};
+const char *const tool_precision_words[] = {"default", "full", NULL};
 
 void tool_session_init(struct tool_session *s)
 {

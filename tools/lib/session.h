@@ -11,7 +11,8 @@
 #include "problem.h"
 #include "say.h"
 
-// Words of --algo, --kernel, --align and --layout in the order of their enums; NULL at the end.
+// Words of --algo, --kernel, --align, --layout and --precision in the order of their enums; NULL at
+// the end.
 extern const char *const tool_algo_words[];
 extern const char *const tool_softmax_words[];
 extern const char *const tool_kernel_words[]; // "auto" first; on the command line absent = auto
@@ -20,6 +21,7 @@ extern const char *const tool_kernel_words[]; // "auto" first; on the command li
 bool tool_algo_has_shapes(int algo);
 extern const char *const tool_align_words[];
 extern const char *const tool_layout_words[];
+extern const char *const tool_precision_words[];
 
 struct tool_session {
     clattn_context *ctx;

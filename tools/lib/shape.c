@@ -27,8 +27,9 @@ int tool_take_shape(const char *shown, const char *value, struct tool_problem *p
     }
     if (*at || at[-1] == ',' || count < 6)
         return tool_fail(TOOL_USE,
-                         "option %s: '%s' is not B,H,HKV,LQ,LKV,D[,DV] in whole numbers from 1 up",
-                         shown, value);
+                         "option %s: '%s' is not B,H,HKV,LQ,LKV,D[,DV] in whole numbers from 1 "
+                         "up: batch, heads, key/value heads, queries, keys, dimension, that of V, "
+                         "as in 1,8,8,2048,2048,64", shown, value);
     *p = (struct tool_problem){.batch = n[0], .heads_q = n[1], .heads_kv = n[2], .len_q = n[3],
                                .len_kv = n[4], .dim_qk = n[5], .dim_v = n[6] ? n[6] : n[5]};
     return 0;

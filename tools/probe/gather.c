@@ -253,6 +253,26 @@ static int gather_opencl(const struct probe_options *opt, json_t *report)
     return code;
 }
 
+// Shapes of the command line that no device which was looked at has a plan for.
+static json_t *unserved(const struct probe_options *opt, const json_t *devices)
+{
+    json_t *list = json_array(), *device;
+    size_t i;
+
+    for (int n = 0; opt->asked && n < opt->plans; n++) {
+        char shape[128];
+        bool served = false;
+        json_array_foreach(devices, i, device) {
+            json_t *plan = json_array_get(json_object_get(device, "plans"), (size_t)n);
+            served = served || json_object_get(plan, "algo");
+        }
+        tool_shape_text(&opt->plan[n], shape, sizeof shape);
+        if (!served)
+            json_array_append_new(list, json_string(shape));
+    }
+    return list;
+}
+
 int probe_gather(const struct probe_options *opt, json_t *report)
 {
     int version = clattn_version(), code = TOOL_DONE;
@@ -281,6 +301,7 @@ int probe_gather(const struct probe_options *opt, json_t *report)
     json_array_foreach(json_object_get(report, "devices"), i, device)
         works = works || (json_is_true(json_object_get(device, "works")) &&
                           (opt->device || !is_builtin(device)));
+    json_object_set_new(report, "unserved", unserved(opt, json_object_get(report, "devices")));
     json_object_set_new(report, "works", json_boolean(works));
     return code;
 }

@@ -21,13 +21,18 @@ struct probe_options {
     const char *device, *library; // NULL = all of them, the system's
     struct tool_problem plan[PROBE_PLANS_MAX];
     int plans;
+    bool asked; // the plans are those of the command line
     int self_test; // enum test_level, or one of PROBE_LEVEL_*
     int32_t timeout;
-    bool json, help, version;
+    bool json, version;
+    int help; // 1 = --help, 2 = --help-all
     const char *child; // the task of a child, else NULL
     int argc;          // the whole command line, which children get too
     char **argv;
 };
+
+// Texts in parts, up to NULL.
+extern const char *const probe_help[], *const probe_help_all[];
 
 // ---- the child's side (send.c): lines of JSON to the parent -------------------------------------
 

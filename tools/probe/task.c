@@ -92,24 +92,36 @@ const char *probe_kernel_name(bool builtin, int n)
     return builtin ? "host" : tool_kernel_words[CLATTN_KERNEL_GROUP + n];
 }
 
-// Every choice that was refused while a plan was made that failed.
+static const char refused[] = "refused: ", given_up[] = "given up: ";
+
+// What the library said behind `prefix` of a choice; NULL where it said something else.
+static const char *said_of_choice(const struct tool_log *log, size_t i, const char *prefix)
+{
+    const size_t size = strlen(prefix);
+
+    return log->level[i] == CLATTN_LOG_DEBUG && strncmp(log->text[i], prefix, size) == 0
+               ? log->text[i] + size
+               : NULL;
+}
+
+// Every choice that was refused, or tried and given up, while a plan was made that failed.
 static json_t *refusals_of(const struct tool_log *log)
 {
-    static const char prefix[] = "refused: ";
     json_t *list = json_array();
 
     for (size_t i = 0; i < log->count; i++) {
-        if (log->level[i] == CLATTN_LOG_DEBUG &&
-            strncmp(log->text[i], prefix, sizeof prefix - 1) == 0)
-            json_array_append_new(list, tool_json_text(log->text[i] + sizeof prefix - 1));
+        const char *text = said_of_choice(log, i, refused);
+        text = text ? text : said_of_choice(log, i, given_up);
+        if (text)
+            json_array_append_new(list, tool_json_text(text));
     }
     return list;
 }
 
-static bool has_warning(const struct tool_log *log)
+static bool was_given_up(const struct tool_log *log)
 {
     for (size_t i = 0; i < log->count; i++) {
-        if (log->level[i] == CLATTN_LOG_WARN)
+        if (said_of_choice(log, i, given_up))
             return true;
     }
     return false;
@@ -184,8 +196,7 @@ static json_t *test_kernel(struct tool_session *s, bool builtin, int n, int step
     clattn_status st = CLATTN_ERR_OUT_OF_MEMORY;
     if (got && want)
         st = run_algo(s, p, algo, kernel, step, name, got);
-    // A choice that was tried and given up left a warning.
-    if (st == CLATTN_ERR_UNSUPPORTED && !has_warning(&s->log))
+    if (st == CLATTN_ERR_UNSUPPORTED && !was_given_up(&s->log))
         verdict = "refused";
     json_object_set_new(o, "refusals", st == CLATTN_OK ? json_array() : refusals_of(&s->log));
     if (st == CLATTN_OK)

@@ -25,6 +25,20 @@ static bool is_true(const json_t *object, const char *key)
     return json_is_true(json_object_get(object, key));
 }
 
+// "BEFORE TEXT" on a line, on a terminal broken between words.
+static void print_line(const char *format, ...) TOOL_PRINTF(1, 2);
+
+static void print_line(const char *format, ...)
+{
+    char text[4096];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    tool_print_wrapped(text, 4);
+}
+
 // A line in bold, or in a colour ("1" = bold, "31" = red, ...) where there are colours.
 static void line_in(const char *color, const char *format, ...) TOOL_PRINTF(2, 3);
 
@@ -46,7 +60,7 @@ static void print_list(const json_t *list, const char *before)
     json_t *line;
 
     json_array_foreach(list, i, line)
-        printf("%s%s\n", before, json_string_value(line));
+        print_line("%s%s", before, json_string_value(line));
 }
 
 static void print_failures(const json_t *failures, const char *before)
@@ -101,6 +115,18 @@ static void print_features(const json_t *d, struct libscols_table *table)
         tool_table_row(table, (const char *[]){"driver quirks", "none known"}, 2);
 }
 
+// "14.8 GiB": three digits; JSON has them all.
+static void bytes_text(double bytes, char *text, size_t size)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    size_t unit = 0;
+
+    for (; bytes >= 1024 && unit + 1 < sizeof units / sizeof *units; unit++)
+        bytes /= 1024;
+    snprintf(text, size, "%.*f %s", bytes < 100 && bytes != (long long)bytes ? 1 : 0, bytes,
+             units[unit]);
+}
+
 static void print_numbers(const json_t *d, struct libscols_table *table)
 {
     static const struct {
@@ -110,10 +136,10 @@ static void print_numbers(const json_t *d, struct libscols_table *table)
         {"compute_units", "compute units"},
         {"native_width_f32", "native float vector"},
         {"max_group", "largest work-group"},
-        {"local_bytes", "local memory, bytes"},
-        {"cache_bytes", "cache, bytes"},
-        {"global_bytes", "memory, bytes"},
-        {"max_alloc_bytes", "largest allocation, bytes"},
+        {"local_bytes", "local memory"},
+        {"cache_bytes", "cache"},
+        {"global_bytes", "memory"},
+        {"max_alloc_bytes", "largest allocation"},
     };
     char text[32];
 
@@ -121,7 +147,10 @@ static void print_numbers(const json_t *d, struct libscols_table *table)
         // The built-in path has no figure for most of them.
         if (integer_of(d, numbers[i].key) == 0 && i > 0)
             continue;
-        snprintf(text, sizeof text, "%lld", integer_of(d, numbers[i].key));
+        if (strstr(numbers[i].key, "bytes"))
+            bytes_text((double)integer_of(d, numbers[i].key), text, sizeof text);
+        else
+            snprintf(text, sizeof text, "%lld", integer_of(d, numbers[i].key));
         tool_table_row(table, (const char *[]){numbers[i].label, text}, 2);
     }
 }
@@ -195,7 +224,7 @@ static void print_kernels(const json_t *d)
         if (strcmp(text_of(k, "result"), "refused") == 0 && json_array_size(refusals) > 0)
             continue;
         if (strcmp(text_of(k, "result"), "right") != 0)
-            printf("  ! %s: %s\n", text_of(k, "kernel"), text_of(k, "status"));
+            print_line("  ! %s: %s", text_of(k, "kernel"), text_of(k, "status"));
         print_list(json_object_get(k, "messages"), "  ! ");
     }
 }
@@ -203,21 +232,30 @@ static void print_kernels(const json_t *d)
 // Whether a message says what a refusal of the plan says already.
 static bool is_refusal(const json_t *plan, const char *message)
 {
-    static const char given_up[] = " is given up";
-    const char *at = strstr(message, given_up);
-    size_t before = at ? (size_t)(at - message) : 0, i;
+    const bool fallback = strncmp(message, "fallback: ", 10) == 0;
+    size_t i;
     json_t *refusal;
 
     json_array_foreach(json_object_get(plan, "refusals"), i, refusal) {
-        const char *text = json_string_value(refusal);
-        if (at && strncmp(text, message, before) == 0 &&
-            strcmp(text + before, at + sizeof given_up - 1) == 0)
+        if (fallback && strstr(message, json_string_value(refusal)))
             return true;
     }
     return false;
 }
 
-// Texts of all plans, each once behind the shapes it holds for.
+// Adds the shape of a plan to those that a text holds for.
+static void add_shape(json_t *shapes_of, const json_t *plan, const char *text)
+{
+    json_t *before = json_object_get(shapes_of, text);
+
+    if (!text || is_refusal(plan, text))
+        return;
+    json_object_set_new(shapes_of, text,
+                        json_sprintf("%s%s%s", before ? json_string_value(before) : "",
+                                     before ? " " : "", text_of(plan, "shape")));
+}
+
+// Texts of all plans, one or a list of each, each once behind the shapes it holds for.
 static void print_by_shape(const json_t *plans, const char *key, const char *what)
 {
     json_t *shapes_of = json_object(), *p, *line;
@@ -225,29 +263,23 @@ static void print_by_shape(const json_t *plans, const char *key, const char *wha
     size_t i, k;
 
     json_array_foreach(plans, i, p) {
-        json_array_foreach(json_object_get(p, key), k, line) {
-            json_t *before = json_object_get(shapes_of, json_string_value(line));
-            if (is_refusal(p, json_string_value(line)))
-                continue;
-            json_object_set_new(shapes_of, json_string_value(line),
-                                json_sprintf("%s%s%s", before ? json_string_value(before) : "",
-                                             before ? " " : "", text_of(p, "shape")));
-        }
+        add_shape(shapes_of, p, json_string_value(json_object_get(p, key)));
+        json_array_foreach(json_object_get(p, key), k, line)
+            add_shape(shapes_of, p, json_string_value(line));
     }
     json_object_foreach(shapes_of, text, line)
-        printf("  %s for %s: %s\n", what, json_string_value(line), text);
+        print_line("  %s for %s: %s", what, json_string_value(line), text);
     json_decref(shapes_of);
 }
 
 static void print_plans(const json_t *d)
 {
     static const char *const keys[] = {"shape", "algo", "kernel", "tile_q", "tile_k", "group_size",
-                                       "vector_width", "chunk_d", "local_bytes", "reason"};
+                                       "vector_width", "chunk_d", "local_bytes"};
     static const struct tool_column columns[] = {
         {"SHAPE", false, false}, {"ALGORITHM", false, false}, {"KERNEL", false, false},
         {"ROWS", true, false}, {"KEYS", true, false}, {"GROUP", true, false},
-        {"VECTOR", true, false}, {"CHUNK", true, false}, {"LOCAL BYTES", true, false},
-        {"REASON", false, true}};
+        {"VECTOR", true, false}, {"CHUNK", true, false}, {"LOCAL BYTES", true, false}};
     enum { COUNT = sizeof keys / sizeof *keys };
     struct libscols_table *table = tool_table_create(columns, COUNT, true);
     json_t *plans = json_object_get(d, "plans"), *p;
@@ -261,15 +293,19 @@ static void print_plans(const json_t *d)
             snprintf(numbers[i], sizeof numbers[i], "%lld", (long long)json_integer_value(value));
             cells[i] = json_is_string(value) ? json_string_value(value) : value ? numbers[i] : "-";
         }
-        // Where there is no plan the reason is why not.
         if (!json_object_get(p, "algo"))
-            cells[COUNT - 1] = text_of(p, "status");
+            cells[1] = "none";
         tool_table_row(table, cells, COUNT);
         if (!json_object_get(p, "algo"))
-            tool_table_color(table, COUNT - 1, "red");
+            tool_table_color(table, 1, "red");
     }
     printf("\n");
     tool_table_print(table);
+    print_by_shape(plans, "reason", "reason");
+    json_array_foreach(plans, n, p) {
+        if (!json_object_get(p, "algo"))
+            print_line("  no plan for %s: %s", text_of(p, "shape"), text_of(p, "status"));
+    }
     print_by_shape(plans, "refusals", "refused");
     print_by_shape(plans, "messages", "!");
 }
@@ -286,6 +322,8 @@ static void print_cases(const json_t *d)
     const json_t *test = json_object_get(d, "self_test"), *cases = json_object_get(d, "cases");
     const bool good = integer_of(test, "right") == integer_of(test, "cases");
     struct libscols_table *table = tool_table_create(columns, COUNT, true);
+    static const char *const least[] = {"TILE", "KERNEL", "MEMORY", "OF TOLERANCE", NULL};
+    char hidden[128];
     size_t i;
     json_t *c;
 
@@ -304,10 +342,13 @@ static void print_cases(const json_t *d)
         tool_table_color(table, 5, color_of(text_of(c, "result")));
     }
     printf("\n");
+    tool_table_fit(table, least, hidden, sizeof hidden);
     tool_table_print(table);
+    if (hidden[0])
+        print_line("  left out of %d columns: %s (see --json)", tool_columns(), hidden);
     json_array_foreach(cases, i, c) {
         if (strcmp(text_of(c, "result"), "right") != 0)
-            printf("  ! %s: %s\n", text_of(c, "name"), text_of(c, "status"));
+            print_line("  ! %s: %s", text_of(c, "name"), text_of(c, "status"));
         print_list(json_object_get(c, "messages"), "  ! ");
     }
     line_in(good ? "32" : "31", "self-test (%s): %lld of %lld cases right, at most %.2g of the "
@@ -326,9 +367,9 @@ static void print_driver_lines(const json_t *drivers)
 
     json_array_foreach(drivers, i, d) {
         if (!is_true(d, "loads"))
-            printf("  ! %s: %s\n", text_of(d, "library"), text_of(d, "why"));
+            print_line("  ! %s: %s", text_of(d, "library"), text_of(d, "why"));
         else if (json_object_get(d, "alone"))
-            printf("  %s without the others: %s\n", text_of(d, "library"), text_of(d, "alone"));
+            print_line("  %s without the others: %s", text_of(d, "library"), text_of(d, "alone"));
     }
 }
 
@@ -389,7 +430,7 @@ static void print_looked_for(const json_t *messages)
                 *end = '\0';
                 end += 2;
             }
-            printf("  looked for: %s\n", part);
+            print_line("  looked for: %s", part);
         }
         free(copy);
     }
@@ -426,6 +467,8 @@ static void print_end(const json_t *report, const struct probe_options *opt)
                 (long long)json_integer_value(count), works ? "" : rest);
     else
         line_in(color, "no OpenCL device can be used%s", rest);
+    json_array_foreach(json_object_get(report, "unserved"), i, d)
+        line_in("31", "nothing serves %s", json_string_value(d));
 }
 
 void probe_print(const json_t *report, const struct probe_options *opt)

@@ -315,6 +315,7 @@ static void fill_problem(struct run *r, int head, int seq)
     p->has_scale = opt->has_scale;
     p->scale = (float)opt->scale;
     p->algo = opt->algo;
+    p->precision = opt->precision;
     p->kernel = opt->kernel;
     p->num_splits = opt->splits;
     p->softmax = opt->softmax > 0 ? opt->softmax : 0;

@@ -9,7 +9,8 @@
 enum {
     OPT_LAYOUT = TOOL_TENSORS, OPT_CAUSAL, OPT_ALIGN, OPT_SCALE, OPT_WINDOW, OPT_SOFTCAP, OPT_DTYPE,
     OPT_KV_DTYPE, OPT_BIAS_DTYPE, OPT_DEVICE, OPT_ALGO, OPT_KERNEL, OPT_SPLITS, OPT_SOFTMAX,
-    OPT_THREADS, OPT_COMPARE, OPT_TOLERANCE, OPT_REPEAT, OPT_JSON, OPT_HELP, OPT_VERSION, OPT_COUNT
+    OPT_PRECISION, OPT_THREADS, OPT_COMPARE, OPT_TOLERANCE, OPT_RUNS, OPT_JSON, OPT_HELP,
+    OPT_HELP_ALL, OPT_VERSION, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
@@ -40,12 +41,14 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_KERNEL] = {"kernel", 0, TOOL_ARG_REQUIRED, false},
     [OPT_SPLITS] = {"splits", 0, TOOL_ARG_REQUIRED, false},
     [OPT_SOFTMAX] = {"softmax", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_PRECISION] = {"precision", 0, TOOL_ARG_REQUIRED, false},
     [OPT_THREADS] = {"threads", 0, TOOL_ARG_REQUIRED, false},
     [OPT_COMPARE] = {"compare", 0, TOOL_ARG_REQUIRED, false},
     [OPT_TOLERANCE] = {"tolerance", 0, TOOL_ARG_REQUIRED, false},
-    [OPT_REPEAT] = {"repeat", 0, TOOL_ARG_REQUIRED, false},
+    [OPT_RUNS] = {"runs", 0, TOOL_ARG_REQUIRED, false},
     [OPT_JSON] = {"json", 0, TOOL_ARG_NONE, false},
     [OPT_HELP] = {"help", 'h', TOOL_ARG_NONE, false},
+    [OPT_HELP_ALL] = {"help-all", 0, TOOL_ARG_NONE, false},
     [OPT_VERSION] = {"version", 0, TOOL_ARG_NONE, false},
 };
 
@@ -68,7 +71,8 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_DEVICE: opt->device = value; return 0;
     case OPT_COMPARE: opt->compare = value; return 0;
     case OPT_JSON: opt->json = true; return 0;
-    case OPT_HELP: opt->help = true; return 0;
+    case OPT_HELP: opt->help = 1; return 0;
+    case OPT_HELP_ALL: opt->help = 2; return 0;
     case OPT_VERSION: opt->version = true; return 0;
     case OPT_DTYPE: return tool_take_word(shown, value, tool_float_words, &opt->dtype);
     case OPT_KV_DTYPE: return tool_take_word(shown, value, tool_dtype_words, &opt->kv_dtype);
@@ -83,7 +87,9 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_SPLITS: return tool_take_int32(shown, value, 1, 65535, &opt->splits);
     case OPT_SOFTMAX: return tool_take_later_word(shown, value, tool_softmax_words, &opt->softmax);
     case OPT_THREADS: return tool_take_int32(shown, value, 1, 4096, &opt->threads);
-    case OPT_REPEAT: return tool_take_int32(shown, value, 1, 1000000, &opt->repeat);
+    case OPT_RUNS: return tool_take_int32(shown, value, 1, 1000000, &opt->runs);
+    case OPT_PRECISION:
+        return tool_take_word(shown, value, tool_precision_words, &opt->precision);
     case OPT_CAUSAL:
         opt->causal = true;
         return value ? tool_take_word(shown, value, tool_align_words, &opt->causal_align) : 0;
@@ -131,7 +137,7 @@ static int check_options(const struct options *opt)
 int run_take_options(int argc, char **argv, struct options *opt)
 {
     *opt = (struct options){.causal_align = -1, .align = -1, .dtype = -1, .kv_dtype = -1,
-                            .bias_dtype = -1, .repeat = 1};
+                            .bias_dtype = -1, .runs = 1};
     const int code = tool_options_parse(argc, argv, option_table, OPT_COUNT, take_option, opt);
     return code || opt->help || opt->version ? code : check_options(opt);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "lib/output.h"
 #include "run/run.h"
@@ -32,7 +34,7 @@ void run_report_json(const struct run *r)
     json_object_update_new(o, tool_json_features(&r->problem));
     json_object_update_new(o, tool_json_plan(r->plan, &r->info));
     json_object_set_new(o, "ms", json_real(r->ms));
-    json_object_set_new(o, "repeat", json_integer(r->opt.repeat));
+    json_object_set_new(o, "runs", json_integer(r->opt.runs));
     if (r->opt.compare) {
         const struct tool_compare *c = &r->result;
         json_t *compare = json_object(), *index = json_array();
@@ -54,19 +56,35 @@ void run_report_json(const struct run *r)
     tool_json_print(o, false);
 }
 
+// "WHAT       TEXT", the further lines of a narrow terminal below the text.
+static void print_line(const char *what, const char *format, ...) TOOL_PRINTF(2, 3);
+
+static void print_line(const char *what, const char *format, ...)
+{
+    enum { INDENT = 11 };
+    char line[4096];
+    va_list args;
+
+    snprintf(line, sizeof line, "%-*s", INDENT, what);
+    va_start(args, format);
+    vsnprintf(line + strlen(line), sizeof line - strlen(line), format, args);
+    va_end(args);
+    tool_print_wrapped(line, INDENT);
+}
+
 static void report_compare(const struct run *r)
 {
     const struct tool_compare *c = &r->result;
     int64_t at[4];
 
-    printf("compare    %s: %zu of %zu elements are over %g + %g * |expected|\n",
+    print_line("compare", "%s: %zu of %zu elements are over %g + %g * |expected|",
            c->over ? "FAILED" : "passed", c->over, c->count, r->opt.tolerance, r->opt.tolerance);
     if (c->count == 0)
         return;
     worst_index(r, at);
-    printf("           worst error %.3g at [b,h,i,d] = [%" PRId64 ",%" PRId64 ",%" PRId64
-           ",%" PRId64 "]: %.9g, expected %.9g\n",
-           c->worst_error, at[0], at[1], at[2], at[3], (double)c->got, (double)c->want);
+    print_line("", "worst error %.3g at [b,h,i,d] = [%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
+               "]: %.9g, expected %.9g", c->worst_error, at[0], at[1], at[2],
+               at[3], (double)c->got, (double)c->want);
 }
 
 void run_report_text(const struct run *r)
@@ -75,27 +93,27 @@ void run_report_text(const struct run *r)
     char text[512];
 
     tool_device_text(&r->session.device, text, sizeof text);
-    printf("device     %s\n", text);
-    printf("algorithm  %s%s%s\n", r->info.algo_name, r->info.kernel_name[0] ? ", " : "",
+    print_line("device", "%s", text);
+    print_line("algorithm", "%s%s%s", r->info.algo_name, r->info.kernel_name[0] ? ", " : "",
            r->info.kernel_name);
     tool_dtypes_text(&r->problem, text, sizeof text);
-    printf("types      %s\n", text);
+    print_line("types", "%s", text);
     tool_features_text(&r->problem, text, sizeof text);
-    printf("features   %s\n", text);
+    print_line("features", "%s", text);
     tool_tile_text(&r->info, text, sizeof text);
-    printf("tile       %s\n", text);
+    print_line("tile", "%s", text);
     if (r->info.reason[0])
-        printf("why        %s\n", r->info.reason);
+        print_line("why", "%s", r->info.reason);
     for (int32_t i = 0; r->info.is_fallback && i < r->info.num_refusals; i++)
-        printf("refused    %s\n", clattn_plan_get_refusal(r->plan, i));
-    if (opt->repeat > 1)
-        printf("time       %.3f ms (median of %d)\n", r->ms, (int)opt->repeat);
+        print_line("refused", "%s", clattn_plan_get_refusal(r->plan, i));
+    if (opt->runs > 1)
+        print_line("time", "%.3f ms (median of %d)", r->ms, (int)opt->runs);
     else
-        printf("time       %.3f ms\n", r->ms);
+        print_line("time", "%.3f ms", r->ms);
     if (opt->compare)
         report_compare(r);
     if (opt->file[TOOL_O])
-        printf("written    %s\n", opt->file[TOOL_O]);
+        print_line("written", "%s", opt->file[TOOL_O]);
     if (opt->file[TOOL_LSE])
-        printf("written    %s\n", opt->file[TOOL_LSE]);
+        print_line("written", "%s", opt->file[TOOL_LSE]);
 }

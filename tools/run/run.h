@@ -15,12 +15,13 @@
 struct options {
     const char *file[TOOL_TENSORS]; // inputs and outputs; NULL = not given
     const char *compare, *device;
-    int layout, causal_align, align, algo, kernel, softmax; // -1 = not given
-    int dtype, kv_dtype, bias_dtype;                        // -1 = as the files
-    bool causal, window, has_scale, has_tolerance, json, help, version;
+    int layout, causal_align, align, algo, kernel, softmax, precision; // -1 = not given
+    int dtype, kv_dtype, bias_dtype;                                   // -1 = as the files
+    bool causal, window, has_scale, has_tolerance, json, version;
+    int help; // 1 = --help, 2 = --help-all
     double scale, softcap, tolerance;
     int32_t window_left, window_right;
-    int32_t threads, repeat, splits;
+    int32_t threads, runs, splits;
 };
 
 struct run {
@@ -41,6 +42,9 @@ struct run {
 
 // How messages name the option of a tensor's file: "-q".
 const char *run_shown(enum tool_tensor which);
+
+// Texts in parts, up to NULL.
+extern const char *const run_help[], *const run_help_all[];
 
 // ---- options.c ---------------------------------------------------------------------------------
 

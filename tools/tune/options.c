@@ -8,8 +8,8 @@
 
 enum {
     OPT_SHAPE, OPT_CAUSAL, OPT_PAGE, OPT_DTYPE, OPT_KV_DTYPE, OPT_ALGO, OPT_KERNEL, OPT_DEVICE,
-    OPT_RUNS, OPT_BUDGET, OPT_OUTPUT, OPT_AGAIN, OPT_DRY_RUN, OPT_JSON, OPT_HELP, OPT_VERSION,
-    OPT_COUNT
+    OPT_RUNS, OPT_BUDGET, OPT_OUTPUT, OPT_AGAIN, OPT_DRY_RUN, OPT_JSON, OPT_HELP, OPT_HELP_ALL,
+    OPT_VERSION, OPT_COUNT
 };
 
 static const struct tool_option option_table[OPT_COUNT] = {
@@ -28,6 +28,7 @@ static const struct tool_option option_table[OPT_COUNT] = {
     [OPT_DRY_RUN] = {"dry-run", 0, TOOL_ARG_NONE, false},
     [OPT_JSON] = {"json", 0, TOOL_ARG_NONE, false},
     [OPT_HELP] = {"help", 'h', TOOL_ARG_NONE, false},
+    [OPT_HELP_ALL] = {"help-all", 0, TOOL_ARG_NONE, false},
     [OPT_VERSION] = {"version", 0, TOOL_ARG_NONE, false},
 };
 
@@ -83,7 +84,8 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_AGAIN: opt->again = true; return 0;
     case OPT_DRY_RUN: opt->dry_run = true; return 0;
     case OPT_JSON: opt->json = true; return 0;
-    case OPT_HELP: opt->help = true; return 0;
+    case OPT_HELP: opt->help = 1; return 0;
+    case OPT_HELP_ALL: opt->help = 2; return 0;
     default: opt->version = true; return 0;
     }
 }

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "lib/output.h"
+#include "lib/progress.h"
 #include "tune/tune.h"
 
 void tune_tile_text(const clattn_tile *t, char *text, size_t size)
@@ -27,16 +27,6 @@ void tune_tile_text(const clattn_tile *t, char *text, size_t size)
 
 // ---- progress ----------------------------------------------------------------------------------
 
-static void time_text(double seconds, char *text, size_t size)
-{
-    if (seconds < 90)
-        snprintf(text, size, "%.0f s", seconds);
-    else if (seconds < 5400)
-        snprintf(text, size, "%.0f min", seconds / 60);
-    else
-        snprintf(text, size, "%.1f h", seconds / 3600);
-}
-
 // From the time that candidates took so far. Items to come are taken to have as many as this one.
 static double seconds_left(const struct tune_clock *clock, const struct tune_item *item,
                            int candidate)
@@ -51,20 +41,15 @@ static double seconds_left(const struct tune_clock *clock, const struct tune_ite
 
 void tune_progress(const struct tune_clock *clock, const struct tune_item *item, int candidate)
 {
-    static int width;
-    char line[192] = "", left[32] = "";
+    char text[128];
 
-    if (!isatty(STDERR_FILENO) || (!item && !width))
+    if (!item) {
+        tool_progress_clear();
         return;
-    if (item && clock->done > 0)
-        time_text(seconds_left(clock, item, candidate), left, sizeof left);
-    if (item)
-        snprintf(line, sizeof line, "[%d/%d] %.60s: tile %d of %d%s%s%s", clock->item + 1,
-                 clock->items, item->name, candidate + 1, item->tiles,
-                 left[0] ? ", about " : "", left, left[0] ? " left" : "");
-    fprintf(stderr, "\r%-*s%s", width, line, item ? "" : "\r");
-    fflush(stderr);
-    width = (int)strlen(line);
+    }
+    snprintf(text, sizeof text, "%.60s: tile %d of %d", item->name, candidate + 1, item->tiles);
+    tool_progress(clock->item + 1, clock->items, text,
+                  clock->done > 0 ? seconds_left(clock, item, candidate) : 0);
 }
 
 // ---- results -----------------------------------------------------------------------------------

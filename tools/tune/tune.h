@@ -21,8 +21,12 @@ struct tune_options {
     const char *device, *output;
     double budget_s; // 0 = none
     int32_t runs;
-    bool again, dry_run, json, help, version;
+    bool again, dry_run, json, version;
+    int help; // 1 = --help, 2 = --help-all
 };
+
+// Texts in parts, up to NULL.
+extern const char *const tune_help[], *const tune_help_all[];
 
 enum tune_state {
     TUNE_PLANNED,  // not measured

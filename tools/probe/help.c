@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The texts of --help, a screen of 80 columns, and of --help-all. In parts, since a string literal
+// may have 4095 characters.
+#include <stddef.h>
+
+#include "probe/probe.h"
+
+const char *const probe_help[] = {
+    "Usage: clattn-probe [OPTION]...\n"
+    "Prints the devices, whether clattn works on them, and what it would do there.\n"
+    "Example: clattn-probe --device 0 --shape 1,32,8,1,4096,128\n"
+    "\n"
+    "  --device SEL         only this device: number, cpu, or part of a name\n"
+    "  --dim D              a plan for head dimension D; can be repeated\n"
+    "  --shape B,H,HKV,LQ,LKV,D[,DV]\n"
+    "                       a plan for batch, heads, key/value heads, queries, keys,\n"
+    "                       head dimension, that of V; can be repeated\n"
+    "  --self-test[=LEVEL]  run cases of the test suite: small, medium or full\n"
+    "  --timeout N          seconds that a driver may take for a step; default 120\n"
+    "  --opencl-library FILE\n"
+    "                       OpenCL library to use instead of the system's\n"
+    "  --json               print one JSON object (docs/probe.schema.json)\n"
+    "  -h, --help           print this\n"
+    "  --help-all           print all details\n"
+    "  --version            print the version\n"
+    "\n"
+    "Exit status: 0 a device works; 1 none does, or nothing serves a plan that was\n"
+    "asked for; 2 wrong use.\n",
+    NULL};
+
+const char *const probe_help_all[] = {
+    "Usage: clattn-probe [OPTION]...\n"
+    "\n"
+    "Prints every OpenCL device and the built-in CPU path, the facts that planning\n"
+    "uses, whether kernels really compiled, ran and gave the right numbers there,\n"
+    "and the plan for usual head dimensions with the reasons. Where there is no\n"
+    "OpenCL device it says what was looked for and what to install.\n"
+    "\n"
+    "  --device SEL   only this device: its index, cpu for the built-in CPU path\n"
+    "                 (OpenCL is not touched then), or part of a platform's or\n"
+    "                 device's name in any case, the first that fits\n"
+    "  --dim D        a plan for head dimension D (shape 1,8,8,2048,2048,D); can be\n"
+    "                 repeated; default 32, 64, 80, 128 and 256\n"
+    "  --shape B,H,HKV,LQ,LKV,D[,DV]\n"
+    "                 a plan for batch, query heads, key/value heads, queries, keys,\n"
+    "                 head dimension, head dimension of V; can be repeated\n"
+    "  --self-test[=small|medium|full]\n"
+    "                 also runs cases of the test suite on each device: head\n"
+    "                 dimensions, causal with both alignments, masks, grouped heads,\n"
+    "                 strides, odd sizes, NaN behind masks; default medium, small on\n"
+    "                 slow software devices. Put it into a bug report\n"
+    "  --timeout N    seconds that a driver may take for one step; default 120\n"
+    "  --opencl-library FILE\n"
+    "                 OpenCL library to use instead of the system's\n"
+    "  --json         print one JSON object; docs/probe.schema.json describes it\n"
+    "  -h, --help     print the options, a line each\n"
+    "  --help-all     print this text\n"
+    "  --version      print the version\n"
+    "\n"
+    "A kernel shape is tested on a small causal problem with grouped heads against\n"
+    "the double reference: right, wrong, refused (the device cannot have it),\n"
+    "failed, crashed or hung. Each device is tried in a process of its own, so that\n"
+    "a driver that crashes or hangs is reported with what it was doing. A device\n"
+    "works where at least one shape is right, none is wrong, neither the shape it\n"
+    "prefers nor a plan crashed or hung, and all cases are right.\n"
+    "\n"
+    "Exit status: 0 an OpenCL device works (with --device: that device works, which\n"
+    "may be the built-in CPU path); 1 none works, or nothing serves a plan that\n"
+    "--dim or --shape asks for; 2 wrong use.\n",
+    NULL};
