@@ -41,6 +41,8 @@ python -m pip install -q --disable-pip-version-check "${packages[@]}"
 
 say "wheel"
 rm -rf "$dir/wheel"
+# A folder that was set up before an option was added is none that Meson goes on with.
+[ meson_options.txt -ot "$dir/meson/build.ninja" ] || rm -rf "$dir/meson"
 python -m pip wheel . -q --disable-pip-version-check --no-build-isolation --no-deps \
   -w "$dir/wheel" -Cbuild-dir="$dir/meson" "${options[@]}" >"$dir/wheel.log" 2>&1 || {
   tail -n 40 "$dir/wheel.log"
