@@ -8,6 +8,8 @@
 
 #include <clattn/opencl.h>
 
+#include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <random>

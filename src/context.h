@@ -40,8 +40,9 @@ struct clattn_context {
     unsigned forks; // cla_os_forks() where the context was made
 };
 
-// Whether this process is a child of the one that made the context, and the context is of OpenCL:
-// drivers do not outlive a fork, so nothing of theirs may be touched, not even to release it.
+// Whether this process is a child of the one that made the context, or at its end, and the context
+// is of OpenCL: drivers do not outlive a fork, and are gone before older handlers of exit() run, so
+// nothing of theirs may be touched, not even to release it.
 bool cla_context_lost(const clattn_context *ctx);
 
 // CLATTN_OK; for a lost context CLATTN_ERR_NO_OPENCL, with the reason in the log.

@@ -5,17 +5,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- forked ------------------------------------------------------------------------------------
+// ---- lost --------------------------------------------------------------------------------------
 
 bool cla_context_lost(const clattn_context *ctx)
 {
-    return ctx->ocl && ctx->forks != cla_os_forks();
+    return ctx->ocl && (ctx->forks != cla_os_forks() || cla_os_is_ending());
 }
 
 clattn_status cla_context_check(const clattn_context *ctx)
 {
     if (!cla_context_lost(ctx))
         return CLATTN_OK;
+    if (ctx->forks == cla_os_forks())
+        return cla_fail(&ctx->log, CLATTN_ERR_NO_OPENCL,
+                        "this process is at its end, and the driver of the OpenCL context (%s) may "
+                        "be gone already",
+                        ctx->caps.name);
     return cla_fail(&ctx->log, CLATTN_ERR_NO_OPENCL,
                     "this process was forked from the one that made the OpenCL context (%s), which "
                     "drivers do not outlive: make one of the CPU path (\"cpu\") here",

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "kv.h"
+#include "util/float_mode.h"
 
 static clattn_status check(const struct cla_log *log, const float *x, int64_t rows, int64_t dim,
                            int64_t stride, const int8_t *out, const float *scale)
@@ -38,7 +39,9 @@ clattn_status clattn_quantize_i8(clattn_context *ctx, const float *x, int64_t ro
     static const struct cla_log silent = {0};
     const int64_t step = stride ? stride : dim;
     const clattn_status st = check(ctx ? &ctx->log : &silent, x, rows, dim, step, out, scale);
+    const unsigned mode = cla_float_begin();
     for (int64_t r = 0; st == CLATTN_OK && r < rows; r++)
         scale[r] = cla_host_quantize_row(x + r * step, dim, out + r * dim);
+    cla_float_end(mode);
     return st;
 }

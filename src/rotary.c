@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "kv.h"
+#include "util/float_mode.h"
 
 _Static_assert((int)CLATTN_FAULT_POSITION == CLA_FAULT_POSITION, "faults of rotary.clh");
 
@@ -20,6 +21,7 @@ clattn_status clattn_rotary_tables(int32_t positions, int32_t rotary_dim, double
         return CLATTN_ERR_INVALID_ARGUMENT;
     const int32_t pairs = rotary_dim / 2;
     const double used = base == 0.0 ? 10000.0 : base;
+    const unsigned mode = cla_float_begin();
     for (int32_t t = 0; t < pairs; t++) {
         const double step = pow(used, -2.0 * t / rotary_dim);
         for (int64_t p = 0; p < positions; p++) {
@@ -27,6 +29,7 @@ clattn_status clattn_rotary_tables(int32_t positions, int32_t rotary_dim, double
             sin_table[p * pairs + t] = (float)sin((double)p * step);
         }
     }
+    cla_float_end(mode);
     return CLATTN_OK;
 }
 

@@ -43,7 +43,7 @@ DECIDING = {"problem", "call", "call_memory", "caller", "sequence", "caps", "til
 SEPARATE = {3}
 
 TEXT_SUFFIXES = (".c", ".h", ".cl", ".clh", ".cpp", ".py", ".sh", ".md", ".in", ".build", ".txt",
-                 ".yml", ".toml", ".ld", ".map")
+                 ".yml", ".toml", ".ld", ".map", ".wrap")
 TEXT_NAMES = {"meson.build", "meson_options.txt", ".clang-format", ".editorconfig", ".gitignore",
               "run", "LICENSE"}
 # Files in whose format the licence cannot be said, or that are the licence.

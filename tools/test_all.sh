@@ -197,7 +197,7 @@ use_device() { # use_device NAME: sets device_env so that only this OpenCL devic
       device_env+=("OCL_ICD_VENDORS=$build/intel/vendors"
                    "LD_LIBRARY_PATH=$build/intel/venv/lib")
       [ "$full" = yes ] ||
-        device_env+=(CLATTN_TEST_MEDIUM=1 CLATTN_TEST_PREFERRED=1 CLATTN_TEST_SHARE=2)
+        device_env+=(CLATTN_TEST_MEDIUM=1 CLATTN_TEST_PREFERRED=1 CLATTN_TEST_SHARE=3)
       ;;
     llvmpipe)
       device_env+=(OCL_ICD_VENDORS=/etc/OpenCL/vendors/rusticl.icd RUSTICL_ENABLE=llvmpipe
@@ -352,6 +352,7 @@ step_oclgrind() {
   # Every kernel on tiny problems. What host and results are about is other devices' work.
   forbid=(--forbid "$oclgrind_report")
   suites gcc simulator 1800 --suite simulator simulator "simulator, what is not written yet"
+  [ "$full" = yes ] || device_env+=(CLATTN_TEST_SHARE=3)
   suites gcc traffic 600 --suite traffic
   [ "$full" = yes ] || return 0
   check "every barrier and bound is needed" env "${device_env[@]}" timeout --foreground 3600 \
@@ -445,33 +446,15 @@ step_failures() {
 
 # ---- the installed library ---------------------------------------------------------------------
 
-page_example() { # page_example PAGE N: the N-th C program of a page, against what was installed
-  local source=$build/stage/example$2.c
-  awk -v n="$2" '/^```c$/ { on = (++seen == n); next } /^```$/ { on = 0 } on' "$1" >"$source"
-  [ -s "$source" ] || return 1
-  local flags
-  flags=$(pkg-config --cflags --libs clattn)
-  # shellcheck disable=SC2086 # the flags are separate words
-  gcc -std=c11 -Wall -Wextra -Wpedantic -Werror "$source" $flags -lm -o "${source%.c}" &&
-    env "${device_env[@]}" LD_LIBRARY_PATH="$libdir" timeout --foreground 60 "${source%.c}"
-}
-
 step_install() {
   have gcc || return 0
-  local stage=$build/stage/root libdir
+  local stage=$build/stage/root
   rm -rf "$build/stage"
   mkdir -p "$build/stage"
   check "meson install" env DESTDIR="$stage" meson install -C "$build/gcc" --no-rebuild --quiet
-  libdir=$(dirname "$(find "$stage" -name libclattn.so | head -n 1)")
-  export PKG_CONFIG_PATH=$libdir/pkgconfig
   use_device pocl
-  local page n
-  for page in README.md docs/guide.md; do
-    for n in $(seq "$(grep -c '^```c$' "$page")"); do
-      check "C program $n of $page" page_example "$page" "$n"
-    done
-  done
-  unset PKG_CONFIG_PATH
+  check "the code of every page" env "${device_env[@]}" timeout --foreground 600 \
+    python3 -B tests/docs/check_blocks.py --prefix "$stage"
   local options=()
   [ "$full" = no ] || options=(--subproject)
   check "consumers of the installed library" env "${device_env[@]}" \

@@ -162,7 +162,9 @@ typedef struct clattn_attention_desc {
 } clattn_attention_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
-/// @param size sizeof(clattn_attention_desc) of the caller. NULL `desc` is ignored.
+/// @param desc NULL is ignored.
+/// @param size sizeof(clattn_attention_desc) of the caller.
+/// Threads: any.
 CLATTN_API void clattn_attention_desc_init(clattn_attention_desc *desc, size_t size);
 
 /// Order of a tensor's axes in memory.
@@ -277,7 +279,9 @@ typedef struct clattn_attention_call {
 } clattn_attention_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.
-/// @param size sizeof(clattn_attention_call) of the caller. NULL `call` is ignored.
+/// @param call NULL is ignored.
+/// @param size sizeof(clattn_attention_call) of the caller.
+/// Threads: any.
 CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t size);
 
 /// Checks the description, ranks what could serve it, and prepares the first choice that builds,
@@ -286,7 +290,7 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 /// @param ctx  Must outlive the plan.
 /// @param desc See its fields.
 /// @param out  Receives the plan; NULL on failure. Destroy it with clattn_plan_destroy().
-/// @return CLATTN_OK
+/// @return CLATTN_OK                    there is a plan; clattn_plan_get_info() says which
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL; a dimension or head count below 1 or over the
 ///                                      limit; a negative bound; unknown enum values or bits; a
 ///                                      kernel shape for an algorithm that has none; num_splits
@@ -300,7 +304,7 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 ///                                      device's limits or none of the kernel's, too), or nothing
 ///                                      can without the fallback that is forbidden, or a reserved
 ///                                      feature
-///         CLATTN_ERR_OUT_OF_MEMORY
+///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_FILE              a kernel file, or what it includes, can't be read
 ///         CLATTN_ERR_BUILD, CLATTN_ERR_SELF_TEST, CLATTN_ERR_OPENCL  every choice failed, the last
 ///                                      one in this way: to build, in the numbers of its trial, or
@@ -318,6 +322,7 @@ CLATTN_API clattn_status clattn_attention_plan_create(clattn_context *ctx,
 /// @param desc  As for a plan, with `algo` fused, split_kv, two_loop or fused_kv_outer; its
 ///              `kernel` narrows the list to one shape. `tile` is all zero.
 /// @param tiles Receives the first `max` of them; may be NULL where `max` is 0.
+/// @param max   Room in `tiles`.
 /// @param count Receives how many there are, 0 where none can serve.
 /// @return CLATTN_OK; what clattn_attention_plan_create() says of the fields of `desc`;
 ///         CLATTN_ERR_INVALID_ARGUMENT also for NULL, a negative `max`, a tile in `desc`, and an
@@ -328,12 +333,15 @@ CLATTN_API clattn_status clattn_attention_list_tiles(clattn_context *ctx,
                                                      clattn_tile *tiles, int32_t max,
                                                      int32_t *count);
 
-/// Frees the plan and writes NULL to *plan. NULL and pointers to NULL are ignored. Work that was
-/// enqueued goes on; the plan may be destroyed before it is done.
+/// Frees the plan. Work that was enqueued goes on; the plan may be destroyed before it is done.
+/// @param plan Receives NULL. NULL and pointers to NULL are ignored.
+/// Threads: any, when no other uses the plan.
 CLATTN_API void clattn_plan_destroy(clattn_plan **plan);
 
 /// Bytes of workspace a call needs, or with NULL `call` the most any call within the bounds needs.
-/// A call need not have a workspace here.
+/// @param plan  From clattn_attention_plan_create().
+/// @param call  As for the run; it need not have a workspace here. NULL = any within the bounds.
+/// @param bytes Receives the number, 0 where none is needed.
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_OVER_BOUND where it is over
 ///         SIZE_MAX, or without `call` where the plan, and so the workspace, has no bound; or
 ///         what clattn_attention_run() would say of the call's fields and buffers (not of what an
@@ -371,14 +379,19 @@ typedef struct clattn_plan_info {
     clattn_tile tile;
 } clattn_plan_info;
 
-/// Fills `info`.
+/// Says what a plan chose.
+/// @param plan From clattn_attention_plan_create().
+/// @param info Its struct_size is set by the caller.
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE for one that
 ///         ends before `build_options` does; one larger than this library's gets what there is.
 /// Threads: any.
 CLATTN_API clattn_status clattn_plan_get_info(const clattn_plan *plan, clattn_plan_info *info);
 
-/// The n-th refusal, 0 <= n < num_refusals, as "who: why"; NULL past the end. The text lives as
-/// long as the plan. Threads: any.
+/// One of the choices that rank before the plan's own, and why it was not taken.
+/// @param plan From clattn_attention_plan_create().
+/// @param n    0 to num_refusals - 1 of clattn_plan_info.
+/// @return "who: why", which lives as long as the plan; NULL past the end.
+/// Threads: any.
 CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t n);
 
 /// Runs one forward pass and waits for it. Each buffer is host memory or clattn_mem_create()'s or
@@ -428,7 +441,11 @@ CLATTN_API clattn_status clattn_attention_run(const clattn_plan *plan,
 ///
 /// Takes memory for O, LSE and a workspace of a call of these lengths; inputs are broadcast from
 /// one row.
-/// @return CLATTN_OK, also where a length is 0 (nothing is done); what clattn_attention_run() says
+/// @param plan   From clattn_attention_plan_create().
+/// @param batch  Sequences of the calls to come.
+/// @param len_q  Their queries.
+/// @param len_kv Their keys.
+/// @return CLATTN_OK, also where a length is 0 (nothing is done); what clattn_attention_run() says.
 /// Threads: as clattn_attention_run().
 CLATTN_API clattn_status clattn_plan_warm_up(const clattn_plan *plan, int32_t batch, int32_t len_q,
                                              int32_t len_kv);
@@ -442,7 +459,13 @@ CLATTN_API clattn_status clattn_plan_warm_up(const clattn_plan *plan, int32_t ba
 /// @param k   [batch, heads_kv, len_kv, dim]
 /// @param v   [batch, heads_kv, len_kv, dim]
 /// @param o   [batch, heads_q, len_q, dim], written
-/// @param causal Not 0 = causal, bottom-right aligned.
+/// @param batch    Sequences.
+/// @param heads_q  Query heads, a multiple of heads_kv.
+/// @param heads_kv Key/value heads, at least 1.
+/// @param len_q    Queries of each sequence.
+/// @param len_kv   Keys of each sequence.
+/// @param dim      Channels, 1 to 576.
+/// @param causal   Not 0 = causal, bottom-right aligned.
 /// @return as clattn_attention_plan_create() and clattn_attention_run(), where `ctx` is NULL as
 ///         clattn_context_create() too; CLATTN_ERR_INVALID_ARGUMENT also for heads_kv 0.
 /// Threads: any.

@@ -7,10 +7,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CLATTN_VERSION_MAJOR 0
-#define CLATTN_VERSION_MINOR 1
-#define CLATTN_VERSION_PATCH 0
+#define CLATTN_VERSION_MAJOR 0 ///< Version of these headers; clattn_version() has the library's.
+#define CLATTN_VERSION_MINOR 1 ///< See CLATTN_VERSION_MAJOR.
+#define CLATTN_VERSION_PATCH 0 ///< See CLATTN_VERSION_MAJOR.
 
+/// In front of every public function. A program that links the static library on Windows defines
+/// CLATTN_STATIC before it includes these headers.
 #if defined(_WIN32)
 #if defined(CLATTN_BUILD)
 #define CLATTN_API __declspec(dllexport)
@@ -60,7 +62,7 @@ typedef enum clattn_status {
     /// No device fits the selector, or there is none of the kind that was asked for.
     CLATTN_ERR_NO_DEVICE = 9,
     /// The OpenCL library could not be opened, or this build has none, or this process is a child
-    /// that was forked after it was opened.
+    /// that was forked after it was opened, or is at its end.
     CLATTN_ERR_NO_OPENCL = 10,
     /// Host or device memory ran out.
     CLATTN_ERR_OUT_OF_MEMORY = 11,
@@ -81,16 +83,20 @@ typedef enum clattn_status {
     CLATTN_ERR_INTERNAL = 18
 } clattn_status;
 
-/// Fixed English text for a status, for example "a buffer is too small". Never NULL, also for
-/// numbers that are no status. Threads: any.
+/// Fixed English text for a status, for example "a buffer is too small".
+/// @param status Any number.
+/// @return A text that lives for ever; never NULL, also for numbers that are no status.
+/// Threads: any.
 CLATTN_API const char *clattn_status_string(clattn_status status);
 
-/// Version of the library at run time, as major * 10000 + minor * 100 + patch. Threads: any.
+/// Version of the library at run time.
+/// @return major * 10000 + minor * 100 + patch.
+/// Threads: any.
 CLATTN_API int clattn_version(void);
 
 /// Storage type of a tensor's elements. 0 means f32.
 typedef enum clattn_dtype {
-    CLATTN_DTYPE_F32 = 0,
+    CLATTN_DTYPE_F32 = 0,  ///< IEEE 754 binary32
     CLATTN_DTYPE_F16 = 1,  ///< IEEE 754 binary16; computed with as float
     CLATTN_DTYPE_BF16 = 2, ///< the upper half of a float; computed with as float
     CLATTN_DTYPE_I8 = 3    ///< of K and V only, with a scale for each key
@@ -115,7 +121,11 @@ typedef struct clattn_buf {
     size_t size_bytes;
 } clattn_buf;
 
-/// Host memory as a buffer: `bytes` may be 0 where the size is not known.
+/// Host memory as a buffer.
+/// @param ptr   Stays the caller's. NULL gives an absent buffer.
+/// @param bytes Its size, against which calls check what they are going to touch; 0 = not known.
+/// @return A buffer of kind CLATTN_BUF_HOST without an offset.
+/// Threads: any.
 static inline clattn_buf clattn_host_buf(const void *ptr, size_t bytes)
 {
     clattn_buf b;
@@ -141,8 +151,12 @@ typedef enum clattn_log_level {
 } clattn_log_level;
 
 /// Receives each message as one line without a newline; only those that bring a compiler's build
-/// log have line breaks inside. May be called from any thread that calls
-/// clattn and from the context's worker thread, also from two at once.
+/// log have line breaks inside.
+/// @param user    `log_user` of the context's description.
+/// @param level   How urgent it is.
+/// @param message Ends with a NUL and lives as long as this call.
+/// Threads: called from any thread that calls clattn and from the context's worker thread, also
+/// from two at once.
 typedef void (*clattn_log_fn)(void *user, clattn_log_level level, const char *message);
 
 #ifdef __cplusplus

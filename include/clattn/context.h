@@ -23,6 +23,10 @@ extern "C" {
 /// devices, finds none itself: the best device is the CPU path there, with a warning. To use OpenCL
 /// in children, fork before, or start them anew (Python: "spawn"). Drivers that an application
 /// opened itself, and OpenMP regions of its own, are not known here.
+///
+/// Exit: drivers end with the process, before handlers of atexit() and destructors of globals that
+/// are older than they. So there, too, such calls return CLATTN_ERR_NO_OPENCL and destroying leaves
+/// all as it is. A context is better destroyed before exit() or the end of main().
 typedef struct clattn_context clattn_context;
 
 /// Bits of clattn_context_desc.flags.
@@ -82,7 +86,9 @@ typedef struct clattn_context_desc {
 } clattn_context_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
-/// @param size sizeof(clattn_context_desc) of the caller. NULL `desc` is ignored.
+/// @param desc NULL is ignored.
+/// @param size sizeof(clattn_context_desc) of the caller.
+/// Threads: any.
 CLATTN_API void clattn_context_desc_init(clattn_context_desc *desc, size_t size);
 
 /// What kind of device it is.
@@ -127,8 +133,9 @@ typedef struct clattn_device_info {
     int32_t rank;            ///< 0 = the device that would be chosen, then upward
 } clattn_device_info;
 
-/// 1 where this build of the library can use OpenCL, 0 where it was left out (-Dopencl=disabled).
-/// Opens nothing. Threads: any.
+/// Whether this build of the library can use OpenCL. Opens nothing.
+/// @return 1, or 0 where it was left out (-Dopencl=disabled).
+/// Threads: any.
 CLATTN_API int clattn_has_opencl(void);
 
 /// Counts the devices: all OpenCL devices in the order of their platforms, and after them the
@@ -143,6 +150,9 @@ CLATTN_API clattn_status clattn_device_count(const clattn_context_desc *desc, in
 
 /// Fills `info` with the facts of the device of this index, lowered to the ceilings of `desc` or of
 /// the environment.
+/// @param desc  As for clattn_device_count(), which counts the same devices.
+/// @param index 0 to *count - 1.
+/// @param info  Its struct_size is set by the caller.
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL `info` and as clattn_device_count();
 ///         CLATTN_ERR_NO_DEVICE for an index out of range; CLATTN_ERR_STRUCT_SIZE;
 ///         CLATTN_ERR_OUT_OF_MEMORY.
@@ -165,57 +175,84 @@ CLATTN_API clattn_status clattn_device_get_info(const clattn_context_desc *desc,
 ///                                      max_local_bytes and CLATTN_CONTEXT_NO_LOCAL_MEMORY, both
 ///                                      tune_file and CLATTN_CONTEXT_NO_TUNING, both kernel_dir
 ///                                      and CLATTN_CONTEXT_EMBEDDED_KERNELS, a
-///                                      $CLATTN_MAX_* that is no number or out of range
+///                                      CLATTN_MAX_* of the environment that is no number or out
+///                                      of range
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_NO_DEVICE         no device fits the selector
 ///         CLATTN_ERR_NO_OPENCL         a device of OpenCL was named, and there is no OpenCL, or
-///                                      this process was forked after it was opened
+///                                      this process was forked after it was opened, or is at
+///                                      its end
 ///         CLATTN_ERR_UNSUPPORTED       the named device has no compiler of OpenCL C 1.2, or is not
 ///                                      available
 ///         CLATTN_ERR_SELF_TEST, CLATTN_ERR_BUILD, CLATTN_ERR_OPENCL  the named device fails
-///         CLATTN_ERR_OUT_OF_MEMORY
+///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 /// Threads: any.
 CLATTN_API clattn_status clattn_context_create(const clattn_context_desc *desc,
                                                clattn_context **out);
 
-/// Waits for work in flight on the CPU path's worker, then frees the context and writes NULL to
-/// *ctx. NULL and pointers to NULL are ignored. Plans of the context must be destroyed before.
+/// Waits for work in flight on the CPU path's worker, then frees the context. Its plans and its
+/// memory must be destroyed before.
+/// @param ctx Receives NULL. NULL and pointers to NULL are ignored.
+/// Threads: any, when no other uses the context.
 CLATTN_API void clattn_context_destroy(clattn_context **ctx);
 
 /// Fills `info` with the facts of the context's device.
-/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE. Threads: any.
+/// @param ctx  The context.
+/// @param info Its struct_size is set by the caller.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE.
+/// Threads: any.
 CLATTN_API clattn_status clattn_context_get_device_info(const clattn_context *ctx,
                                                         clattn_device_info *info);
 
 /// How many OpenCL programs this context has compiled from source since it was made, failures
-/// included. One that is taken from the program cache on disk does not count. Threads: any.
+/// included. One that is taken from the program cache on disk does not count.
+/// @param ctx NULL gives 0.
+/// @return The number; it only grows.
+/// Threads: any.
 CLATTN_API uint64_t clattn_context_build_count(const clattn_context *ctx);
 
-/// Allocates memory on the context's device: a cl_mem, or host memory for the built-in path.
+/// Allocates memory on the context's device: a cl_mem, or host memory for the built-in path. Its
+/// contents are not defined.
+/// @param ctx   The context, which must outlive the memory.
 /// @param bytes At least 1.
-/// @param out   Receives the buffer, whose kind says what it is; absent on failure.
+/// @param out   Receives the buffer, whose kind says what it is; absent on failure. Free it with
+///              clattn_mem_destroy().
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL or 0 bytes; CLATTN_ERR_OUT_OF_MEMORY,
-///         also for more than the device allows at once; CLATTN_ERR_OPENCL. Threads: any.
+///         also for more than the device allows at once; CLATTN_ERR_OPENCL.
+/// Threads: any.
 CLATTN_API clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *out);
 
 /// Copies `bytes` from host memory to `dst` at offset_bytes. Blocks.
-/// @return CLATTN_OK
+/// @param ctx   The context that `dst` is of.
+/// @param dst   Host memory, clattn_mem_create()'s or the application's cl_mem.
+/// @param src   `bytes` of host memory.
+/// @param bytes 0 writes nothing.
+/// @return CLATTN_OK                    done
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL; an unknown kind; a reserved field that is not 0
 ///         CLATTN_ERR_BUFFER_MISSING    the buffer is absent or its pointer NULL, or it is a cl_mem
 ///                                      on a context without OpenCL
 ///         CLATTN_ERR_BUFFER_TOO_SMALL  offset_bytes and `bytes` reach over its end
 ///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem of another context
-///         CLATTN_ERR_OUT_OF_MEMORY, CLATTN_ERR_OPENCL
+///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
+///         CLATTN_ERR_OPENCL            another OpenCL failure; what `dst` holds is not defined
 /// Threads: any.
 CLATTN_API clattn_status clattn_mem_write(clattn_context *ctx, const clattn_buf *dst,
                                           const void *src, size_t bytes);
 
 /// Copies `bytes` from `src` at offset_bytes to host memory. Blocks.
-/// @return as clattn_mem_write(). Threads: any.
+/// @param ctx   The context that `src` is of.
+/// @param src   Host memory, clattn_mem_create()'s or the application's cl_mem.
+/// @param dst   Receives `bytes`.
+/// @param bytes 0 reads nothing.
+/// @return as clattn_mem_write().
+/// Threads: any.
 CLATTN_API clattn_status clattn_mem_read(clattn_context *ctx, const clattn_buf *src, void *dst,
                                          size_t bytes);
 
-/// Frees memory of clattn_mem_create() and makes `buf` absent. NULL and absent are ignored.
+/// Frees memory of clattn_mem_create(). Work that uses it must be done.
+/// @param ctx The context that made it.
+/// @param buf Becomes absent. NULL and absent are ignored.
+/// Threads: any.
 CLATTN_API void clattn_mem_destroy(clattn_context *ctx, clattn_buf *buf);
 
 #ifdef CLATTN_EXPERIMENTAL
@@ -229,9 +266,13 @@ typedef enum clattn_measure {
 
 /// Measures what a small kernel (for the built-in path: a C loop with the same threads) reaches
 /// on the device now; the best of several runs.
+/// @param ctx   The device.
+/// @param what  What is measured.
 /// @param bytes For CLATTN_MEASURE_READ, else ignored.
+/// @param value Receives the speed.
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT; CLATTN_ERR_BUILD; CLATTN_ERR_OPENCL;
-///         CLATTN_ERR_OUT_OF_MEMORY. Threads: any, but two at once disturb each other.
+///         CLATTN_ERR_OUT_OF_MEMORY.
+/// Threads: any, but two at once disturb each other.
 CLATTN_API clattn_status clattn_context_measure(clattn_context *ctx, clattn_measure what,
                                                 size_t bytes, double *value);
 #endif

@@ -14,6 +14,7 @@
 /// message of the log names the field and its value.
 ///
 /// Status of clattn_merge_run(), clattn_rotary_run() and clattn_append_run():
+///
 ///     CLATTN_OK                    done
 ///     CLATTN_ERR_INVALID_ARGUMENT  NULL; a negative count, a head or channel count below 1;
 ///                                  unknown enum values, bits, layouts or kinds of buffer;
@@ -40,6 +41,7 @@ extern "C" {
 
 // ---- merging -----------------------------------------------------------------------------------
 
+/// The bound of clattn_merge_call.num_parts.
 enum {
     CLATTN_MERGE_MAX_PARTS = 8 ///< in one call; more are merged in several, in place
 };
@@ -76,10 +78,16 @@ typedef struct clattn_merge_call {
 } clattn_merge_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.
-/// @param size sizeof(clattn_merge_call) of the caller. NULL `call` is ignored.
+/// @param call NULL is ignored.
+/// @param size sizeof(clattn_merge_call) of the caller.
+/// Threads: any.
 CLATTN_API void clattn_merge_call_init(clattn_merge_call *call, size_t size);
 
-/// Merges and waits. @return see the head of this file. Threads: any.
+/// Merges and waits.
+/// @param ctx  The device.
+/// @param call Extents and memory.
+/// @return see the head of kv.h.
+/// Threads: any, each with its own outputs.
 CLATTN_API clattn_status clattn_merge_run(clattn_context *ctx, const clattn_merge_call *call);
 
 // ---- int8 --------------------------------------------------------------------------------------
@@ -93,10 +101,12 @@ CLATTN_API clattn_status clattn_merge_run(clattn_context *ctx, const clattn_merg
 /// the scale, but for float's own rounding.
 /// @param ctx    Its log receives the message of a failure; NULL = silent.
 /// @param x      Rows of `dim` floats, `stride` floats apart.
+/// @param rows   How many; 0 writes nothing.
+/// @param dim    Channels of a row.
 /// @param stride At least `dim`; 0 = dim.
 /// @param out    [rows, dim], contiguous.
 /// @param scale  [rows]
-/// @return CLATTN_OK
+/// @return CLATTN_OK                    done
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL, a negative number, dim below 1, or an element that is
 ///                                      not finite, whose row the message names; nothing was
 ///                                      written
@@ -141,9 +151,14 @@ typedef struct clattn_rotary {
 
 /// Computes tables for clattn_rotary in double precision: the cosine and sine of p * base^(-2t/R),
 /// [positions, R/2].
-/// @param base 0 = 10000, else over 0 and finite.
+/// @param positions  Rows of the tables; 0 writes nothing.
+/// @param rotary_dim R.
+/// @param base       0 = 10000, else over 0 and finite.
+/// @param cos_table  [positions, R/2], written
+/// @param sin_table  [positions, R/2], written
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL, a negative number of positions, an R
-///         that is odd or below 2, or the base. Threads: any.
+///         that is odd or below 2, or the base.
+/// Threads: any.
 CLATTN_API clattn_status clattn_rotary_tables(int32_t positions, int32_t rotary_dim, double base,
                                               float *cos_table, float *sin_table);
 
@@ -163,10 +178,16 @@ typedef struct clattn_rotary_call {
 } clattn_rotary_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.
-/// @param size sizeof(clattn_rotary_call) of the caller. NULL `call` is ignored.
+/// @param call NULL is ignored.
+/// @param size sizeof(clattn_rotary_call) of the caller.
+/// Threads: any.
 CLATTN_API void clattn_rotary_call_init(clattn_rotary_call *call, size_t size);
 
-/// Rotates and waits. @return see the head of this file. Threads: any.
+/// Rotates and waits.
+/// @param ctx  The device.
+/// @param call Extents and memory.
+/// @return see the head of kv.h.
+/// Threads: any, each with its own outputs.
 CLATTN_API clattn_status clattn_rotary_run(clattn_context *ctx, const clattn_rotary_call *call);
 
 // ---- appending to a cache ----------------------------------------------------------------------
@@ -218,11 +239,17 @@ typedef struct clattn_append_call {
 } clattn_append_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.
-/// @param size sizeof(clattn_append_call) of the caller. NULL `call` is ignored.
+/// @param call NULL is ignored.
+/// @param size sizeof(clattn_append_call) of the caller.
+/// Threads: any.
 CLATTN_API void clattn_append_call_init(clattn_append_call *call, size_t size);
 
-/// Appends and waits. @return see the head of this file; CLATTN_ERR_SHAPE where a sequence has no
-/// room, CLATTN_ERR_INVALID_ARGUMENT where a page is missing. Threads: any.
+/// Appends and waits.
+/// @param ctx  The device.
+/// @param call Extents and memory.
+/// @return see the head of kv.h; CLATTN_ERR_SHAPE where a sequence has no room,
+///         CLATTN_ERR_INVALID_ARGUMENT where a page is missing.
+/// Threads: any, each with its own rows of the caches.
 CLATTN_API clattn_status clattn_append_run(clattn_context *ctx, const clattn_append_call *call);
 
 #ifdef __cplusplus

@@ -7,6 +7,7 @@
 #define CLATTN_OPENCL_H
 
 #ifndef CL_TARGET_OPENCL_VERSION
+/// What clattn needs of OpenCL's headers, unless the application has said more before.
 #define CL_TARGET_OPENCL_VERSION 120
 #endif
 #if defined(__APPLE__)
@@ -24,7 +25,7 @@ extern "C" {
 #endif
 
 /// Makes a context on an application's cl_context and device. Both are retained until
-/// clattn_context_destroy().
+/// clattn_context_destroy(), and the application may release them at once.
 ///
 /// @param desc       NULL = all defaults. `device` is ignored.
 /// @param cl_ctx     The application's context.
@@ -41,14 +42,27 @@ CLATTN_API clattn_status clattn_context_create_opencl(const clattn_context_desc 
                                                       cl_command_queue queue,
                                                       clattn_context **out);
 
-/// The cl_context of a clattn context, NULL for the built-in CPU path. Not retained for the caller.
+/// The cl_context of a clattn context.
+/// @param ctx NULL gives NULL.
+/// @return It, not retained for the caller; NULL for the built-in CPU path.
+/// Threads: any.
 CLATTN_API cl_context clattn_context_cl_context(const clattn_context *ctx);
 
-/// The device of a clattn context, NULL for the built-in CPU path.
+/// The device of a clattn context.
+/// @param ctx NULL gives NULL.
+/// @return It, not retained for the caller; NULL for the built-in CPU path.
+/// Threads: any.
 CLATTN_API cl_device_id clattn_context_cl_device(const clattn_context *ctx);
 
 /// Enqueues one forward pass, as clattn_attention_run() computes it, and returns at once. Every
 /// buffer that is present must be a CLATTN_BUF_CL_MEM of the queue's context.
+///
+/// A plan that fell back to the CPU path, or was forced to it, serves cl_mem too: without blocking
+/// the caller it maps the buffers and computes on a thread of the context.
+///
+/// Errors of arguments are found before anything is queued. `done` is not written where the status
+/// is not CLATTN_OK; behind CLATTN_ERR_OPENCL some of several kernels may be queued and work on the
+/// memory until clFinish().
 ///
 /// @param plan   From clattn_attention_plan_create(). Not changed.
 /// @param call   Lengths within the plan's bounds, and memory. Memory stays the caller's and must
@@ -65,11 +79,6 @@ CLATTN_API cl_device_id clattn_context_cl_device(const clattn_context *ctx);
 ///         CLATTN_ERR_WRONG_CONTEXT     the queue is of another context or device, or an event or
 ///                                      a cl_mem of another context
 ///         CLATTN_ERR_NO_OPENCL         a build without OpenCL, or a plan of the built-in CPU path
-///         *done is not written then. Errors of arguments are found before anything is queued;
-///         behind CLATTN_ERR_OPENCL some of several kernels may be queued and work on the memory
-///         until clFinish().
-/// A plan that fell back to the CPU path, or was forced to it, serves cl_mem too: without blocking
-/// the caller it maps the buffers and computes on a thread of the context.
 /// Threads: one plan may be enqueued from several threads, each with its own workspace.
 CLATTN_API clattn_status clattn_attention_enqueue(const clattn_plan *plan,
                                                   const clattn_attention_call *call,
@@ -80,6 +89,9 @@ CLATTN_API clattn_status clattn_attention_enqueue(const clattn_plan *plan,
 /// must be a CLATTN_BUF_CL_MEM of the queue's context, the workspace included where
 /// clattn_softmax_workspace_bytes() is not 0.
 ///
+/// @param plan   From clattn_softmax_plan_create(). Not changed.
+/// @param call   Lengths within the plan's bounds, and memory, which must live until `done`; the
+///               struct itself may go when the call returns.
 /// @param queue  Command queue of the plan's device and context; in-order or out-of-order.
 /// @param num_wait,wait  Events to wait for, as in clEnqueueNDRangeKernel().
 /// @param done   Receives an event that covers all of the work, which the caller releases, or
@@ -95,27 +107,56 @@ CLATTN_API clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
 
 // ---- operations around attention (kv.h) --------------------------------------------------------
 
-// Each computes as its blocking call and returns at once. Every buffer that is there must be a
-// CLATTN_BUF_CL_MEM of the queue's context. `queue` is of the context and its device, in-order or
-// out-of-order; `num_wait` and `wait` are as in clEnqueueNDRangeKernel(); `done` receives an event
-// that covers all of the work, which the caller releases, or is NULL. Work of nothing gives an
-// event too. Only the first call with such types compiles a kernel. Status: as the blocking call,
-// and
-//     CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
-//     CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path
-// Threads: any.
-
-/// Enqueues clattn_merge_run().
+/// Enqueues what clattn_merge_run() computes and returns at once. Every buffer that is present
+/// must be a CLATTN_BUF_CL_MEM of the queue's context. Only the first call with such types compiles
+/// a kernel.
+/// @param ctx    The context.
+/// @param call   Extents and memory, which must live until `done`; the struct itself may go when
+///               the call returns.
+/// @param queue  Command queue of the context and its device; in-order or out-of-order.
+/// @param num_wait,wait  Events to wait for, as in clEnqueueNDRangeKernel().
+/// @param done   Receives an event that covers all of the work, which the caller releases, or
+///               NULL. Work of nothing gives an event too.
+/// @return CLATTN_OK  queued, not finished; else as clattn_merge_run(), and
+///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
+///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path
+/// Threads: any, each with its own outputs.
 CLATTN_API clattn_status clattn_merge_enqueue(clattn_context *ctx, const clattn_merge_call *call,
                                               cl_command_queue queue, cl_uint num_wait,
                                               const cl_event *wait, cl_event *done);
 
-/// Enqueues clattn_rotary_run().
+/// Enqueues what clattn_rotary_run() computes and returns at once. Every buffer that is present
+/// must be a CLATTN_BUF_CL_MEM of the queue's context. Only the first call with such types compiles
+/// a kernel.
+/// @param ctx    The context.
+/// @param call   Extents and memory, which must live until `done`; the struct itself may go when
+///               the call returns.
+/// @param queue  Command queue of the context and its device; in-order or out-of-order.
+/// @param num_wait,wait  Events to wait for, as in clEnqueueNDRangeKernel().
+/// @param done   Receives an event that covers all of the work, which the caller releases, or
+///               NULL. Work of nothing gives an event too.
+/// @return CLATTN_OK  queued, not finished; else as clattn_rotary_run(), and
+///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
+///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path
+/// Threads: any, each with its own outputs.
 CLATTN_API clattn_status clattn_rotary_enqueue(clattn_context *ctx, const clattn_rotary_call *call,
                                                cl_command_queue queue, cl_uint num_wait,
                                                const cl_event *wait, cl_event *done);
 
-/// Enqueues clattn_append_run().
+/// Enqueues what clattn_append_run() computes and returns at once. Every buffer that is present
+/// must be a CLATTN_BUF_CL_MEM of the queue's context. Only the first call with such types compiles
+/// a kernel.
+/// @param ctx    The context.
+/// @param call   Extents and memory, which must live until `done`; the struct itself may go when
+///               the call returns.
+/// @param queue  Command queue of the context and its device; in-order or out-of-order.
+/// @param num_wait,wait  Events to wait for, as in clEnqueueNDRangeKernel().
+/// @param done   Receives an event that covers all of the work, which the caller releases, or
+///               NULL. Work of nothing gives an event too.
+/// @return CLATTN_OK  queued, not finished; else as clattn_append_run(), and
+///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
+///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path
+/// Threads: any, each with its own outputs.
 CLATTN_API clattn_status clattn_append_enqueue(clattn_context *ctx, const clattn_append_call *call,
                                                cl_command_queue queue, cl_uint num_wait,
                                                const cl_event *wait, cl_event *done);

@@ -6,16 +6,16 @@
 ///     Y[r,c] = e^(x[r,c] - m[r]) / d[r],   d[r] = sum over c of e^(x[r,c] - m[r])
 ///     LSE[r] = m[r] + ln d[r]              (natural logarithm, always float32)
 ///
-/// naive   m = 0: two passes, the exponentials are stored in Y and divided in place. It overflows
-///         where e^x does: in float32 for x over 88.72, in float16 storage of Y for x over 11.09,
-///         and gives NaN there; where all e^x underflow it gives 0 / 0 = NaN. Offered as what it
-///         is.
-/// safe    m = max over c of x[r,c]: three passes, maximum, sum, division.
-/// online  two passes: maximum and sum in one, as in Milakov & Gimelshein, "Online normalizer
-///         calculation for softmax" (arXiv 1805.02867), Algorithm 3:
-///             m_j = max(m_{j-1}, x_j),   d_j = d_{j-1} * e^(m_{j-1} - m_j) + e^(x_j - m_j)
-///         and over the parts of a row by its associative merge (equation 4):
-///             (m, d) + (m', d') = (M, d * e^(m - M) + d' * e^(m' - M)),   M = max(m, m')
+/// * naive, m = 0: two passes, the exponentials are stored in Y and divided in place. It overflows
+///   where e^x does: in float32 for x over 88.72, in float16 storage of Y for x over 11.09, and
+///   gives NaN there; where all e^x underflow it gives 0 / 0 = NaN. Offered as what it is.
+/// * safe, m = max over c of x[r,c]: three passes, maximum, sum, division.
+/// * online: two passes, maximum and sum in one, as in Milakov & Gimelshein, "Online normalizer
+///   calculation for softmax" (arXiv 1805.02867), Algorithm 3, and over the parts of a row by its
+///   associative merge (equation 4):
+///
+///     m_j = max(m_{j-1}, x_j),   d_j = d_{j-1} * e^(m_{j-1} - m_j) + e^(x_j - m_j)
+///     (m, d) + (m', d') = (M, d * e^(m - M) + d' * e^(m' - M)),   M = max(m, m')
 ///
 /// Safe and online: an entry of -infinity has Y = 0; a row of nothing else gives Y = 0 and LSE =
 /// -infinity, never NaN. NaN or +infinity in a row makes all of it NaN. Arithmetic is float32,
@@ -71,7 +71,9 @@ typedef struct clattn_softmax_desc {
 } clattn_softmax_desc;
 
 /// Sets every field of `desc` to its default and struct_size to `size`.
-/// @param size sizeof(clattn_softmax_desc) of the caller. NULL `desc` is ignored.
+/// @param desc NULL is ignored.
+/// @param size sizeof(clattn_softmax_desc) of the caller.
+/// Threads: any.
 CLATTN_API void clattn_softmax_desc_init(clattn_softmax_desc *desc, size_t size);
 
 /// Bits of clattn_softmax_call.set.
@@ -97,7 +99,9 @@ typedef struct clattn_softmax_call {
 } clattn_softmax_call;
 
 /// Sets every field of `call` to its default and struct_size to `size`.
-/// @param size sizeof(clattn_softmax_call) of the caller. NULL `call` is ignored.
+/// @param call NULL is ignored.
+/// @param size sizeof(clattn_softmax_call) of the caller.
+/// Threads: any.
 CLATTN_API void clattn_softmax_call_init(clattn_softmax_call *call, size_t size);
 
 /// Checks the description and compiles what it needs.
@@ -105,7 +109,7 @@ CLATTN_API void clattn_softmax_call_init(clattn_softmax_call *call, size_t size)
 /// @param ctx  Must outlive the plan.
 /// @param desc See its fields.
 /// @param out  Receives the plan; NULL on failure. Destroy it with clattn_softmax_plan_destroy().
-/// @return CLATTN_OK
+/// @return CLATTN_OK                    there is a plan
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL, a negative bound, unknown enum values or bits
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_UNSUPPORTED       the forced path can't serve it, or a type other than f32,
@@ -117,12 +121,17 @@ CLATTN_API clattn_status clattn_softmax_plan_create(clattn_context *ctx,
                                                     const clattn_softmax_desc *desc,
                                                     clattn_softmax_plan **out);
 
-/// Frees the plan and writes NULL to *plan. NULL and pointers to NULL are ignored. Work that was
-/// enqueued goes on.
+/// Frees the plan. Work that was enqueued goes on.
+/// @param plan Receives NULL. NULL and pointers to NULL are ignored.
+/// Threads: any, when no other uses the plan.
 CLATTN_API void clattn_softmax_plan_destroy(clattn_softmax_plan **plan);
 
 /// Bytes of workspace a call needs: 8 for each part of each row, where rows are cut into parts.
 /// Parts are a pure function of plan, rows and len.
+/// @param plan  From clattn_softmax_plan_create().
+/// @param rows  As in the call.
+/// @param len   As in the call.
+/// @param bytes Receives the number, 0 where none is needed.
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; or what is wrong with the call.
 /// Threads: any.
 CLATTN_API clattn_status clattn_softmax_workspace_bytes(const clattn_softmax_plan *plan,
@@ -142,13 +151,18 @@ typedef struct clattn_softmax_info {
     char reason[256];     ///< why this choice, and what failed before
 } clattn_softmax_info;
 
-/// Fills `info`.
-/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE. Threads: any.
+/// Says what a plan chose.
+/// @param plan From clattn_softmax_plan_create().
+/// @param info Its struct_size is set by the caller.
+/// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_STRUCT_SIZE.
+/// Threads: any.
 CLATTN_API clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan,
                                                  clattn_softmax_info *info);
 
 /// Runs and waits. Each buffer is host memory, clattn_mem_create()'s or the application's cl_mem.
 ///
+/// @param plan From clattn_softmax_plan_create().
+/// @param call Lengths within the plan's bounds, and memory.
 /// @return CLATTN_OK                    done
 ///         CLATTN_ERR_INVALID_ARGUMENT  NULL, a negative length, a non-finite scale, unknown bits
 ///         CLATTN_ERR_STRUCT_SIZE       call->struct_size
@@ -164,10 +178,15 @@ CLATTN_API clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan
 CLATTN_API clattn_status clattn_softmax_run(const clattn_softmax_plan *plan,
                                             const clattn_softmax_call *call);
 
-/// Everything in one line, on contiguous [rows, len] host memory in float32. `y` may be `x`.
+/// Everything in one line, on contiguous host memory in float32.
 /// @param ctx  NULL = the built-in CPU path.
 /// @param algo enum clattn_softmax_algo.
-/// @return as clattn_softmax_plan_create() and clattn_softmax_run(). Threads: any.
+/// @param x    [rows, len]
+/// @param y    [rows, len], written; may be `x`
+/// @param rows Rows.
+/// @param len  Entries of a row.
+/// @return as clattn_softmax_plan_create() and clattn_softmax_run().
+/// Threads: any.
 CLATTN_API clattn_status clattn_softmax_f32(clattn_context *ctx, int32_t algo, const float *x,
                                             float *y, int64_t rows, int64_t len);
 

@@ -30,9 +30,11 @@ typedef struct clattn_tuning {
 /// Name of the file that contexts read by default: $XDG_CONFIG_HOME/clattn/tune.txt, else
 /// $HOME/.config/clattn/tune.txt; on Windows %LOCALAPPDATA%\clattn\tune.txt.
 /// @param path Receives the name with its NUL; it may have up to 1023 characters.
+/// @param size Room at `path`, bytes.
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL; CLATTN_ERR_FILE where the environment
 ///         names no folder or `size` is too small, then *path is empty; CLATTN_ERR_NO_OPENCL in a
-///         build without OpenCL, which has no tiles. Threads: any.
+///         build without OpenCL, which has no tiles.
+/// Threads: any.
 CLATTN_API clattn_status clattn_tune_path(char *path, size_t size);
 
 /// Looks up what the file at `path` says of a description on the context's device.

@@ -15,6 +15,7 @@
 
 #include "host/kernel.h"
 #include "sequence.h"
+#include "util/float_mode.h"
 #include "util/os.h"
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -299,11 +300,13 @@ static void merge_tile(const struct cut *c, int64_t at)
 
 static void run_serial(const struct cut *c)
 {
+    const unsigned mode = cla_float_begin();
     for (int64_t id = 0; id < c->jobs; id++)
         run_job(c, id, 0);
     if (c->splits > 1)
         for (int64_t at = 0; at < c->jobs / c->splits; at++)
             merge_tile(c, at);
+    cla_float_end(mode);
 }
 
 static void run_threads(const struct cut *c)
@@ -312,6 +315,7 @@ static void run_threads(const struct cut *c)
 #pragma omp parallel num_threads(c->threads)
     {
         const int32_t thread = omp_get_thread_num();
+        const unsigned mode = cla_float_begin();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t id = 0; id < c->jobs; id++)
             run_job(c, id, thread);
@@ -320,6 +324,7 @@ static void run_threads(const struct cut *c)
             for (int64_t at = 0; at < c->jobs / c->splits; at++)
                 merge_tile(c, at);
         }
+        cla_float_end(mode);
     }
 #else
     run_serial(c);

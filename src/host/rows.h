@@ -7,6 +7,7 @@
 
 #include "host/host.h"
 #include "host/kernel.h"
+#include "util/float_mode.h"
 #include "util/half.h"
 
 // Elements from which a second thread pays: waking it costs microseconds, and milliseconds where
@@ -21,17 +22,24 @@ static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t reques
     const bool few = rows < 2 || (double)rows * (double)elems < CLA_MIN_PARALLEL_ELEMS;
     const int32_t threads = few ? 1 : cla_host_team(cla_host_threads(requested));
     if (threads > 1) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t r = 0; r < rows; r++)
-            one(what, r);
+#pragma omp parallel num_threads(threads)
+        {
+            const unsigned mode = cla_float_begin();
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < rows; r++)
+                one(what, r);
+            cla_float_end(mode);
+        }
         return;
     }
 #else
     (void)elems;
     (void)requested;
 #endif
+    const unsigned mode = cla_float_begin();
     for (int64_t r = 0; r < rows; r++)
         one(what, r);
+    cla_float_end(mode);
 }
 
 // Channels of a row, converted to float and back: the type is looked at once for all of them.

@@ -8,6 +8,7 @@
 
 #include "host/host.h"
 #include "host/kernel.h"
+#include "util/float_mode.h"
 #include "util/half.h"
 
 enum {
@@ -235,14 +236,21 @@ static void all_parts(const struct rows *t, enum step step, int32_t threads)
     (void)threads;
 #ifdef _OPENMP
     if (threads > 1) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t id = 0; id < n; id++)
-            one_part(t, id, step);
+#pragma omp parallel num_threads(threads)
+        {
+            const unsigned mode = cla_float_begin();
+#pragma omp for schedule(static)
+            for (int64_t id = 0; id < n; id++)
+                one_part(t, id, step);
+            cla_float_end(mode);
+        }
         return;
     }
 #endif
+    const unsigned mode = cla_float_begin();
     for (int64_t id = 0; id < n; id++)
         one_part(t, id, step);
+    cla_float_end(mode);
 }
 
 static void all_rows(const struct rows *t, int32_t threads)
@@ -251,14 +259,21 @@ static void all_rows(const struct rows *t, int32_t threads)
     (void)threads;
 #ifdef _OPENMP
     if (threads > 1) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t r = 0; r < n; r++)
-            whole_row(t, r);
+#pragma omp parallel num_threads(threads)
+        {
+            const unsigned mode = cla_float_begin();
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < n; r++)
+                whole_row(t, r);
+            cla_float_end(mode);
+        }
         return;
     }
 #endif
+    const unsigned mode = cla_float_begin();
     for (int64_t r = 0; r < n; r++)
         whole_row(t, r);
+    cla_float_end(mode);
 }
 
 clattn_status cla_host_softmax(const struct cla_softmax *s, const struct cla_softmax_call *call,

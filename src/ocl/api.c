@@ -100,6 +100,11 @@ static bool lost_by_fork(void)
 clattn_status cla_cl_open(const char *library, const struct cla_log *log, struct cla_cl **out)
 {
     *out = NULL;
+    if (cla_os_is_ending()) {
+        cla_logf(log, CLATTN_LOG_WARN,
+                 "no OpenCL: this process is at its end, and drivers may be gone already");
+        return CLATTN_ERR_NO_OPENCL;
+    }
     if (lost_by_fork()) {
         cla_logf(log, CLATTN_LOG_WARN,
                  "no OpenCL: this process was forked after OpenCL was opened, which drivers do not "
@@ -131,6 +136,7 @@ clattn_status cla_cl_open(const char *library, const struct cla_log *log, struct
     }
     unsigned none = 0;
     atomic_compare_exchange_strong(&opened_in, &none, 1 + cla_os_forks());
+    cla_os_watch_exit(); // the program's own handlers run behind those of the drivers from here on
     char path[512] = "";
     void *function = NULL;
     memcpy(&function, (const void *)&cl->GetPlatformIDs, sizeof function);

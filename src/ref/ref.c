@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "sequence.h"
+#include "util/float_mode.h"
 
 // One sequence, as forward_row() sees it.
 struct rows {
@@ -129,12 +130,14 @@ clattn_status cla_ref_forward(const struct cla_problem *p, const struct cla_call
     r.acc = malloc(((size_t)p->dim_v + 1) * sizeof *r.acc);
     if (!r.q || !r.x || !r.acc)
         goto done;
+    const unsigned mode = cla_float_begin();
     for (r.b = 0; r.b < call->batch; r.b++) {
         cla_call_enter(p, call, mem, r.b, &own, &faults);
         for (int32_t h = 0; h < p->heads_q; h++)
             for (int32_t i = 0; i < own.len_q; i++)
                 forward_row(&r, h, i);
     }
+    cla_float_end(mode);
     if (mem->faults)
         *mem->faults |= faults;
     st = CLATTN_OK;

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "util/float_mode.h"
 #include "util/half.h"
 
 static double load(const void *x, int32_t dtype, int64_t at)
@@ -27,6 +28,7 @@ void cla_ref_softmax(const struct cla_softmax *s, const struct cla_softmax_call 
                      const void *x, void *y, float *lse)
 {
     const double scale = (double)call->scale;
+    const unsigned mode = cla_float_begin();
     for (int64_t r = 0; r < call->rows; r++) {
         const int64_t x0 = r * call->stride_x, y0 = r * call->stride_y;
         double m = -INFINITY, d = 0.0;
@@ -45,4 +47,5 @@ void cla_ref_softmax(const struct cla_softmax *s, const struct cla_softmax_call 
         if (lse)
             lse[r] = d == 0.0 ? -INFINITY : (float)(m + log(d));
     }
+    cla_float_end(mode);
 }

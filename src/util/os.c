@@ -20,6 +20,7 @@
 #endif
 #else
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -136,20 +137,37 @@ uint64_t cla_os_now_ns(void)
 
 // Files and environment
 
+// NULL where it is no plain file: a pipe would be waited for, and a device has no end.
+static FILE *open_plain(const char *path)
+{
+#if defined(_WIN32)
+    return fopen(path, "rb");
+#else
+    struct stat s;
+    const int file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (file < 0)
+        return NULL;
+    FILE *stream = fstat(file, &s) == 0 && S_ISREG(s.st_mode) ? fdopen(file, "rb") : NULL;
+    if (!stream)
+        close(file);
+    return stream;
+#endif
+}
+
 char *cla_os_read_file(const char *path, size_t *size)
 {
-    FILE *file = fopen(path, "rb");
+    FILE *file = open_plain(path);
     if (!file)
         return NULL;
 
-    // Read to the end rather than ask for the size, which pipes and folders don't have.
+    // Read to the end rather than ask for the size, which not every system's own files have.
     size_t used = 0, capacity = 16384;
     char *text = malloc(capacity);
     while (text) {
         used += fread(text + used, 1, capacity - used - 1, file);
         if (used + 1 < capacity)
             break;
-        char *larger = capacity <= SIZE_MAX / 2 ? realloc(text, capacity * 2) : NULL;
+        char *larger = capacity <= CLA_OS_MOST_READ ? realloc(text, capacity * 2) : NULL;
         if (!larger)
             free(text);
         text = larger;
@@ -230,6 +248,26 @@ unsigned cla_os_forks(void)
 }
 
 #endif
+
+// The end of the process
+
+static atomic_bool watching_exit, ending;
+
+static void note_exit(void)
+{
+    atomic_store(&ending, true);
+}
+
+void cla_os_watch_exit(void)
+{
+    if (!atomic_exchange(&watching_exit, true))
+        atexit(note_exit); // where it has no room, the program is no worse off than before
+}
+
+bool cla_os_is_ending(void)
+{
+    return atomic_load_explicit(&ending, memory_order_relaxed);
+}
 
 // Mutexes, conditions and threads: the thin layer under the worker
 

@@ -19,7 +19,9 @@ void cla_os_lib_close(void *lib);
 // Path of the shared library or program that holds `symbol`; false if it cannot be had.
 bool cla_os_path_of(const void *symbol, char *path, size_t size);
 
-// Whole file as a NUL-terminated string the caller frees, NULL if it cannot be read.
+// Whole file as a NUL-terminated string the caller frees, NULL if it cannot be read, is no plain
+// file or has more than twice as many bytes.
+enum { CLA_OS_MOST_READ = 1 << 24 };
 char *cla_os_read_file(const char *path, size_t *size);
 
 bool cla_os_is_folder(const char *path);
@@ -37,6 +39,11 @@ void cla_os_sleep_ms(unsigned ms);
 // system calls are not noticed.
 bool cla_os_watch_forks(void);
 unsigned cla_os_forks(void);
+
+// Whether exit() has come so far that handlers run that were there before the first
+// cla_os_watch_exit(), destructors of a C++ program's globals among them.
+void cla_os_watch_exit(void);
+bool cla_os_is_ending(void);
 
 struct cla_mutex;
 struct cla_mutex *cla_mutex_create(void);

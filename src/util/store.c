@@ -20,6 +20,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
@@ -368,6 +369,13 @@ static bool read_all(int file, char *data, size_t size)
 static bool write_all(int file, const char *data, size_t size)
 {
     size_t used = 0;
+    struct rlimit most;
+    // The system would send a signal that ends the program.
+    if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY &&
+        size > most.rlim_cur) {
+        errno = EFBIG;
+        return false;
+    }
     while (used < size) {
         errno = ENOSPC; // where it writes nothing and says nothing
         const ssize_t n = write(file, data + used, size - used);

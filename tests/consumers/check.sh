@@ -3,16 +3,25 @@
 # Installs a build, moves it, hides the sources, and builds and runs programs of somebody else
 # against it: by pkg-config, CMake and Meson, shared and static. Then uninstalls.
 #
-#   tests/consumers/check.sh BUILD [--subproject]
+#   tests/consumers/check.sh BUILD [--subproject] [--dist]
 #
 # BUILD is a build folder of Meson, up to date. --subproject also builds clattn inside a consumer,
-# as a wrap would. CMake is left out where it is not installed. Hiding takes root.
+# fetched by the wrap of examples/ from a repository that is cloned from this one. --dist makes a
+# release's archive, and builds and tests what is in it where there is no git. Both take what is
+# committed. CMake is left out where it is not installed. Hiding takes root.
 set -euo pipefail
 
-build=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 source=$(cd "$here/../.." && pwd)
-subproject=${2:-}
+build=$(cd "$1" && pwd)
+subproject='' dist=''
+for option in "${@:2}"; do
+  case $option in
+    --subproject) subproject=$option ;;
+    --dist) dist=$option ;;
+    *) echo "usage: tests/consumers/check.sh BUILD [--subproject] [--dist]" >&2; exit 2 ;;
+  esac
+done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/consumer"
@@ -39,11 +48,22 @@ say "installed, moved, uninstalled: nothing is left"
 if [ "$subproject" = --subproject ]; then
   mkdir -p "$work/sub/subprojects"
   cp "$work/consumer/main.c" "$work/consumer/meson.build" "$work/sub"
-  git -C "$source" archive --prefix=clattn/ HEAD | tar -x -C "$work/sub/subprojects"
+  git clone --quiet --bare "$source" "$work/clattn.git"
+  sed -e "s|^url = .*|url = file://$work/clattn.git|" -e 's|^revision = .*|revision = HEAD|' \
+    "$source/examples/clattn.wrap" >"$work/sub/subprojects/clattn.wrap"
+fi
+if [ "$dist" = --dist ]; then
+  rm -rf "$build/meson-dist"
+  meson dist -C "$build" --no-tests --formats gztar --allow-dirty >"$work/log" 2>&1 ||
+    { tail -n 40 "$work/log"; exit 1; }
+  mkdir "$work/dist" "$work/no-git"
+  tar -x -z -C "$work/dist" --strip-components=1 -f "$(find "$build/meson-dist" -name '*.tar.gz')"
+  printf '#!/bin/sh\nexit 127\n' >"$work/no-git/git"
+  chmod +x "$work/no-git/git"
 fi
 cat >"$work/build.sh" <<'END'
 set -euo pipefail
-work=$1 subproject=$2
+work=$1 subproject=$2 dist=$3
 cd /
 unset CLATTN_KERNEL_DIR
 consumer=$work/consumer
@@ -78,7 +98,8 @@ gcc "${flags[@]}" "$consumer/main.c" $(pkg-config --cflags clattn) -o "$work/sta
 run "pkg-config, static" "$work/static" NOTHING=
 
 if command -v cmake >/dev/null; then
-  cmake -S "$consumer" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$work/elsewhere" >"$work/log" 2>&1 &&
+  cmake -S "$consumer" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$work/elsewhere" \
+    -DWANT_VERSION="$(pkg-config --modversion clattn)" >"$work/log" 2>&1 &&
     cmake --build "$work/cmake" >>"$work/log" 2>&1 || { tail -n 40 "$work/log"; exit 1; }
   run "CMake, shared" "$work/cmake/consumer_clattn" NOTHING=
   run "CMake, static" "$work/cmake/consumer_clattn_static" NOTHING=
@@ -95,14 +116,28 @@ if [ "$subproject" = --subproject ]; then
     >"$work/log" 2>&1 && ninja -C "$work/meson-sub" >>"$work/log" 2>&1 ||
     { tail -n 40 "$work/log"; exit 1; }
   run "Meson, subproject" "$work/meson-sub/consumer" NOTHING=
+  # Everything can be had in a subproject.
+  meson setup "$work/meson-all" "$work/sub" -Dclattn:tests=enabled -Dclattn:tools=enabled \
+    -Dclattn:examples=enabled >"$work/log" 2>&1 || { tail -n 40 "$work/log"; exit 1; }
+  printf 'Meson, subproject with tests and tools: set up\n'
+fi
+
+if [ "$dist" = --dist ]; then
+  export PATH=$work/no-git:$PATH
+  meson setup "$work/dist-build" "$work/dist" -Dwerror=true -Dtests=enabled -Dtools=enabled \
+    -Dtest_widths=false >"$work/log" 2>&1 &&
+    ninja -C "$work/dist-build" tools/clattn-{run,probe,bench,tune} >>"$work/log" 2>&1 &&
+    meson test -C "$work/dist-build" --suite unit --suite header --suite style \
+      >>"$work/log" 2>&1 || { tail -n 40 "$work/log"; exit 1; }
+  printf 'archive: %s\n' "$(grep '^Ok:' "$work/log")"
 fi
 END
 if unshare -m true 2>/dev/null; then
   mkdir "$work/empty"
   # shellcheck disable=SC2016 # the inner shell expands them
-  unshare -m bash -c 'mount --bind "$2/empty" "$1" && exec bash "$2/build.sh" "$2" "$3"' \
-    - "$source" "$work" "$subproject"
+  unshare -m bash -c 'mount --bind "$2/empty" "$1" && exec bash "$2/build.sh" "${@:2}"' \
+    - "$source" "$work" "$subproject" "$dist"
 else
   say "the sources stay in sight: hiding them takes root"
-  bash "$work/build.sh" "$work" "$subproject"
+  bash "$work/build.sh" "$work" "$subproject" "$dist"
 fi

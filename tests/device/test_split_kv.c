@@ -13,8 +13,9 @@
 #include "compare.h"
 #include "data.h"
 #include "open_device.h"
+#include "workspace.h"
 
-enum { DIM = 20, GUARD_FLOATS = 64, FEW_ROWS = 8, MOST_QUERIES = 21 };
+enum { DIM = 20, FEW_ROWS = 8, MOST_QUERIES = 21 };
 
 // Up to 8 rows of a key head go to the kernel of few rows where lanes are channels. 20 channels are
 // no whole number of vectors.
@@ -78,56 +79,6 @@ static int32_t parts_of(const clattn_plan *plan)
 
 // ---- against the reference ---------------------------------------------------------------------
 
-// A workspace of NaN between guard bands; without one where the call needs none.
-struct space {
-    float *floats;
-    size_t bytes; // guards included
-    clattn_buf buf;
-};
-
-static void make_space(clattn_context *ctx, size_t need, struct space *s)
-{
-    memset(s, 0, sizeof *s);
-    if (!need)
-        return;
-    s->bytes = need + 2 * GUARD_FLOATS * sizeof(float);
-    s->floats = malloc(s->bytes);
-    assert_non_null(s->floats);
-    fill_unwritten(s->floats, s->bytes / sizeof(float));
-    assert_int_equal(clattn_mem_create(ctx, s->bytes, &s->buf), CLATTN_OK);
-    assert_int_equal(clattn_mem_write(ctx, &s->buf, s->floats, s->bytes), CLATTN_OK);
-}
-
-static clattn_buf used_part(const struct space *s)
-{
-    clattn_buf buf = s->buf;
-    if (s->bytes)
-        buf.offset_bytes = GUARD_FLOATS * sizeof(float);
-    return buf;
-}
-
-// Both guards stay as they were, and what lies between them was used.
-static bool space_is_kept(clattn_context *ctx, struct space *s)
-{
-    bool kept = true;
-    size_t written = 0;
-    const size_t count = s->bytes / sizeof(float);
-    if (count)
-        assert_int_equal(clattn_mem_read(ctx, &s->buf, s->floats, s->bytes), CLATTN_OK);
-    for (size_t n = 0; n < count; n++) {
-        const bool is_guard = n < GUARD_FLOATS || n >= count - GUARD_FLOATS;
-        const bool same = float_bits(s->floats[n]) == UNWRITTEN_BITS;
-        kept = kept && (same || !is_guard);
-        written += !same;
-    }
-    if (count) {
-        kept = kept && written > 0;
-        clattn_mem_destroy(ctx, &s->buf);
-    }
-    free(s->floats);
-    return kept;
-}
-
 static bool run_split(struct test_target *t, const struct attn_case *c, const struct attn_data *d,
                       int32_t parts, double *worst)
 {
@@ -136,7 +87,7 @@ static bool run_split(struct test_target *t, const struct attn_case *c, const st
     assert_int_equal(parts_of(plan), parts);
     struct case_memory mem;
     struct case_check check = {.why = ""};
-    struct space space;
+    struct workspace space;
     size_t need = 1, bound = 0;
     assert_int_equal(case_memory_make(ctx, c, d, MEMORY_DEVICE, &mem), CLATTN_OK);
     assert_int_equal(clattn_plan_workspace_bytes(plan, &mem.call, &need), CLATTN_OK);
@@ -145,17 +96,18 @@ static bool run_split(struct test_target *t, const struct attn_case *c, const st
     const size_t floats = (size_t)parts * rows * (size_t)(case_dim_v(c) + 2);
     assert_int_equal(need, parts > 1 ? floats * sizeof(float) : 0);
     assert_true(bound >= need);
-    make_space(ctx, need, &space);
-    mem.call.workspace = used_part(&space);
+    workspace_make(ctx, plan, &mem.call, &space);
     const clattn_status st = clattn_attention_run(plan, &mem.call);
     assert_int_equal(case_memory_read(ctx, &mem), CLATTN_OK);
     bool ok = st == CLATTN_OK && case_memory_check(c, d, &mem, &check);
     if (check.worst_ratio > *worst)
         *worst = check.worst_ratio;
-    const bool kept = space_is_kept(ctx, &space);
+    bool used;
+    const bool kept = workspace_close(ctx, &space, &used) && used == (need > 0);
     if (!ok || !kept)
         printf("  FAILED %s on %s, %d parts: %s %s%s\n", c->name, t->name, parts,
-               clattn_status_string(st), check.why, kept ? "" : "; workspace written outside");
+               clattn_status_string(st), check.why,
+               kept ? "" : "; workspace written outside, or not at all");
     case_memory_free(ctx, &mem);
     clattn_plan_destroy(&plan);
     return ok && kept;

@@ -9,6 +9,8 @@
 
 #include <cmocka.h>
 
+#include "workspace.h"
+
 // ---- plans --------------------------------------------------------------------------------------
 
 struct kept_plan {
@@ -75,7 +77,9 @@ bool run_case(struct test_target *t, const struct attn_case *c, const struct att
     clattn_context *ctx = t->device->ctx;
     clattn_plan *plan = case_plan(t, c);
     struct case_memory mem;
+    struct workspace space;
     assert_int_equal(case_memory_make(ctx, c, d, where, &mem), CLATTN_OK);
+    workspace_make(ctx, plan, &mem.call, &space);
     const clattn_status st = clattn_attention_run(plan, &mem.call);
     bool ok = st == CLATTN_OK;
     if (ok) {
@@ -92,6 +96,10 @@ bool run_case(struct test_target *t, const struct attn_case *c, const struct att
         }
         if (twice)
             ok = same_bits_again(t, plan, &mem) && ok;
+    }
+    if (!workspace_close(ctx, &space, NULL)) {
+        printf("    the workspace was written outside\n");
+        ok = false;
     }
     if (!ok)
         printf("  FAILED %s on %s (%s memory): batch %d, heads %d/%d, len %d x %d, dim %d, seed "

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "bound.h"
+#include "workspace.h"
 
 bool target_serves(const struct test_target *t, const struct feature_case *c)
 {
@@ -93,9 +94,11 @@ bool run_feature_plan(const struct test_target *t, const struct feature_case *c,
                       float *o, float *lse)
 {
     struct feature_memory m;
+    struct workspace space;
     clattn_context *ctx = t->device->ctx;
     feature_memory_images(c, d, &m);
     feature_memory_attach(ctx, c, &m);
+    workspace_make(ctx, plan, &m.call, &space);
     const clattn_status st = clattn_attention_run(plan, &m.call);
     bool ok = st == CLATTN_OK;
     if (ok) {
@@ -111,6 +114,10 @@ bool run_feature_plan(const struct test_target *t, const struct feature_case *c,
             ok = same_bits_again(t, c, plan, &m) && ok;
     } else {
         printf("    the call: %s\n", clattn_status_string(st));
+    }
+    if (!workspace_close(ctx, &space, NULL)) {
+        printf("    the workspace was written outside\n");
+        ok = false;
     }
     feature_memory_free(ctx, &m);
     return ok;

@@ -4,6 +4,8 @@
 
 Oclgrind, which counts the instructions of every kernel, must be a device that OpenCL sees; else
 there is nothing to do. A kernel's float4 dereferences are counted, vload4() would not be.
+
+CLATTN_TEST_SHARE=N runs each N-th problem of each list only.
 """
 import argparse
 import json
@@ -21,6 +23,8 @@ from tool_case import Lines, npy_bytes
 RUN = argparse.Namespace()  # run: path of clattn-run
 SKIP_STATUS = 77
 DEVICE = "oclgrind"
+
+SHARE = int(os.environ.get("CLATTN_TEST_SHARE", "1"))
 
 # Local memory, bytes, from what one work-item needs up to all that the simulator has.
 SWEEP = (256, 1024, 3072, 4096, 8192, 16384, 32768)
@@ -43,6 +47,11 @@ class Problem:
 
     def divided(self, plan):
         return self.rows % plan["tile_q"] == 0 and self.len_kv % plan["tile_k"] == 0
+
+
+def some(*problems):
+    """Those of the list that CLATTN_TEST_SHARE leaves, the first among them."""
+    return problems[::SHARE]
 
 
 def write_inputs(folder, p):
@@ -135,25 +144,25 @@ class Traffic(unittest.TestCase):
         self.assertLessEqual(load + store, plan["bytes_moved"], str(p))
 
     def test_fused_moves_what_the_formula_says(self):
-        for p in (Problem("fused", 64, 64, 16), Problem("fused", 128, 96, 32),
-                  Problem("fused", 64, 64, 32, options=["--lse"]),
-                  Problem("fused", 64, 32, 16, dim_v=32),
-                  Problem("fused", 32, 64, 16, heads=(4, 2))):
+        for p in some(Problem("fused", 64, 64, 16), Problem("fused", 128, 96, 32),
+                      Problem("fused", 64, 64, 32, options=["--lse"]),
+                      Problem("fused", 64, 32, 16, dim_v=32),
+                      Problem("fused", 32, 64, 16, heads=(4, 2))):
             plan, load, store = self.check_equal(p)
             self.assertEqual(load + store, fused_formula(p, plan), str(p))
             # Nothing but O is written, and the log-sum-exp where it is asked for.
             self.assertEqual(store, p.heads[0] * 4 * p.len_q * (p.dim_v + p.lse), str(p))
 
     def test_fused_moves_no_more_at_the_edges(self):
-        for p in (Problem("fused", 70, 45, 16), Problem("fused", 33, 65, 32),
-                  Problem("fused", 64, 64, 16, options=["--causal"]),
-                  Problem("fused", 50, 70, 16, options=["--causal", "--lse"]),
-                  Problem("fused", 70, 45, 16, options=["--mask"])):
+        for p in some(Problem("fused", 70, 45, 16), Problem("fused", 33, 65, 32),
+                      Problem("fused", 64, 64, 16, options=["--causal"]),
+                      Problem("fused", 50, 70, 16, options=["--causal", "--lse"]),
+                      Problem("fused", 70, 45, 16, options=["--mask"])):
             self.check_at_most(p)
 
     def test_traffic_falls_as_local_memory_grows(self):
         last_rows = last_bytes = None
-        for local in SWEEP:
+        for local in some(*SWEEP):
             p = Problem("fused", 64, 64, 32, local=local)
             plan, load, store = self.measure(p)
             self.assertTrue(p.divided(plan))
@@ -170,12 +179,12 @@ class Traffic(unittest.TestCase):
 
     def check_other(self, algo, *options):
         # Tiles that divide 64 rows and keys, with LSE and with grouped heads.
-        for p in (Problem(algo, 64, 64, 16, options=options),
-                  Problem(algo, 64, 64, 32, options=(*options, "--lse")),
-                  Problem(algo, 32, 128, 16, heads=(4, 2), options=options)):
+        for p in some(Problem(algo, 64, 64, 16, options=options),
+                      Problem(algo, 64, 64, 32, options=(*options, "--lse")),
+                      Problem(algo, 32, 128, 16, heads=(4, 2), options=options)):
             self.check_equal(p)
-        for p in (Problem(algo, 70, 45, 16, options=options),
-                  Problem(algo, 64, 64, 16, options=(*options, "--causal"))):
+        for p in some(Problem(algo, 70, 45, 16, options=options),
+                      Problem(algo, 64, 64, 16, options=(*options, "--causal"))):
             self.check_at_most(p)
 
     def test_two_loop(self):

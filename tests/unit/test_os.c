@@ -217,8 +217,15 @@ static void file_comes_back_whole(void **state)
     char *text = cla_os_read_file(name, NULL);
     assert_non_null(text);
     free(text);
+    // A file without an end, and what is waited for or has none.
+    assert_int_equal(ftruncate(fd, (off_t)1 << 36), 0);
+    assert_null(cla_os_read_file(name, NULL));
     close(fd);
     assert_int_equal(unlink(name), 0);
+    assert_int_equal(mkfifo(name, 0600), 0);
+    assert_null(cla_os_read_file(name, NULL));
+    assert_int_equal(unlink(name), 0);
+    assert_null(cla_os_read_file("/dev/zero", NULL));
     assert_null(cla_os_read_file(name, NULL));
     assert_null(cla_os_read_file(P_tmpdir, NULL)); // a folder
 }

@@ -489,10 +489,10 @@ static void a_failing_write_leaves_the_old_file(void **state)
     struct rlimit before, tight;
     assert_true(cla_store_open(dir, why, sizeof why));
     write_ok("one", "old");
-    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    void (*handler)(int) = signal(SIGXFSZ, SIG_DFL); // which would end the test
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     tight = before;
-    tight.rlim_cur = 50000; // the write stops half-way
+    tight.rlim_cur = 50000;
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
     const bool done = cla_store_write(dir, "one", large, sizeof large, why, sizeof why);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "workspace.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "case_memory.h"
+#include "compare.h"
+
+enum { GUARD_FLOATS = GUARD_BYTES / sizeof(float) };
+
+void workspace_make(clattn_context *ctx, const clattn_plan *plan, clattn_attention_call *call,
+                    struct workspace *w)
+{
+    size_t need = 0;
+    memset(w, 0, sizeof *w);
+    call->workspace = (clattn_buf){0};
+    assert_int_equal(clattn_plan_workspace_bytes(plan, call, &need), CLATTN_OK);
+    if (!need)
+        return;
+    w->bytes = need + 2 * GUARD_FLOATS * sizeof(float);
+    w->floats = malloc(w->bytes);
+    assert_non_null(w->floats);
+    fill_unwritten(w->floats, w->bytes / sizeof(float));
+    assert_int_equal(clattn_mem_create(ctx, w->bytes, &w->buf), CLATTN_OK);
+    assert_int_equal(clattn_mem_write(ctx, &w->buf, w->floats, w->bytes), CLATTN_OK);
+    call->workspace = w->buf;
+    call->workspace.offset_bytes = GUARD_FLOATS * sizeof(float);
+}
+
+bool workspace_close(clattn_context *ctx, struct workspace *w, bool *used)
+{
+    bool kept = true;
+    if (used)
+        *used = false;
+    const size_t count = w->bytes / sizeof(float);
+    if (!count)
+        return true;
+    assert_int_equal(clattn_mem_read(ctx, &w->buf, w->floats, w->bytes), CLATTN_OK);
+    for (size_t n = 0; n < count; n++) {
+        const bool is_guard = n < GUARD_FLOATS || n >= count - GUARD_FLOATS;
+        const bool same = float_bits(w->floats[n]) == UNWRITTEN_BITS;
+        kept = kept && (same || !is_guard);
+        if (used && !same)
+            *used = true;
+    }
+    clattn_mem_destroy(ctx, &w->buf);
+    free(w->floats);
+    memset(w, 0, sizeof *w);
+    return kept;
+}
