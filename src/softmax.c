@@ -102,6 +102,26 @@ static void use_host(clattn_softmax_plan *plan, clattn_status failed)
              clattn_status_string(failed));
 }
 
+static const char *const algos[] = {"", "naive", "safe", "online"};
+static const char *const paths[] = {"", "opencl", "host", "reference"};
+
+// What runs, why, and where: one line, as of a plan of attention.
+static void log_plan(const clattn_softmax_plan *plan)
+{
+    const struct cla_caps *caps = &plan->ctx->caps;
+    char rows[40] = "", len[40] = "", device[16] = "cpu";
+    if (plan->s.max_rows != INT64_MAX)
+        snprintf(rows, sizeof rows, ", rows to %lld", (long long)plan->s.max_rows);
+    if (plan->s.max_len != INT64_MAX)
+        snprintf(len, sizeof len, ", len to %lld", (long long)plan->s.max_len);
+    if (plan->ctx->index >= 0)
+        snprintf(device, sizeof device, "%d", (int)plan->ctx->index);
+    cla_logf(&plan->ctx->log, CLATTN_LOG_INFO,
+             "plan: softmax%s%s -> %s %s; why: %s%s; on [%s] %s: %s", rows, len,
+             algos[plan->s.algo], paths[plan->path], plan->reason,
+             plan->is_fallback ? " (fallback)" : "", device, caps->platform, caps->name);
+}
+
 static clattn_status choose(clattn_softmax_plan *plan)
 {
     const struct cla_softmax *s = &plan->s;
@@ -142,10 +162,12 @@ clattn_status clattn_softmax_plan_create(clattn_context *ctx, const clattn_softm
     plan->ctx = ctx;
     plan->s = s;
     st = choose(plan);
-    if (st == CLATTN_OK)
+    if (st == CLATTN_OK) {
+        log_plan(plan);
         *out = plan;
-    else
+    } else {
         clattn_softmax_plan_destroy(&plan);
+    }
     return st;
 }
 
@@ -201,8 +223,6 @@ clattn_status clattn_softmax_workspace_bytes(const clattn_softmax_plan *plan, in
 
 clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan, clattn_softmax_info *out)
 {
-    static const char *const algos[] = {"", "naive", "safe", "online"};
-    static const char *const paths[] = {"", "opencl", "host", "reference"};
     if (!plan)
         return CLATTN_ERR_INVALID_ARGUMENT;
     if (!out)

@@ -39,7 +39,7 @@ static clattn_status prepare(struct cla_op *op, const struct cla_kernels **kerne
     if (st == CLATTN_OK || st == CLATTN_ERR_OUT_OF_MEMORY || op->no_fallback)
         return st;
     cla_logf(&op->ctx->log, CLATTN_LOG_WARN,
-             "%s: the CPU path computes this, not the OpenCL device: %s", op->name,
+             "fallback: %s: the CPU path computes this, not the OpenCL device: %s", op->name,
              clattn_status_string(st));
     return CLATTN_OK;
 }

@@ -109,6 +109,31 @@ static void test_info(void **state)
     clattn_context_destroy(&ctx);
 }
 
+// Row softmax likewise.
+static void test_softmax(void **state)
+{
+    const struct test_target *t = *state;
+    clattn_context *ctx = NULL;
+    clattn_softmax_plan *plan = NULL;
+    clattn_softmax_info info = {.struct_size = sizeof info};
+    clattn_softmax_desc desc;
+    const char *text = "";
+    if (t->kernel == CLATTN_KERNEL_VECTOR || t->algo == CLATTN_ALGO_REFERENCE)
+        skip(); // the same again
+    open_context(t, CLATTN_LOG_INFO, NULL, &ctx);
+    clattn_softmax_desc_init(&desc, sizeof desc);
+    desc.max_len = 300;
+    assert_int_equal(clattn_softmax_plan_create(ctx, &desc, &plan), CLATTN_OK);
+    assert_int_equal(clattn_softmax_get_info(plan, &info), CLATTN_OK);
+    assert_int_equal(count(CLATTN_LOG_INFO, "plan: softmax, len to 300 -> ", &text), 1);
+    assert_int_equal(lines.count, 1 + count(CLATTN_LOG_INFO, " compiled in ", NULL));
+    const char *const parts[] = {info.algo_name, info.path_name, "; why: ", info.reason, "; on [",
+                                 t->device->info.name, NULL};
+    expect_parts(text, parts);
+    clattn_softmax_plan_destroy(&plan);
+    clattn_context_destroy(&ctx);
+}
+
 // Every feature has its name in the line.
 static void test_features(void **state)
 {
@@ -222,6 +247,7 @@ int main(int argc, char **argv)
 {
     static const struct target_test tests[] = {
         {"info", test_info, LEVEL_SMALL},
+        {"softmax", test_softmax, LEVEL_SMALL},
         {"features", test_features, LEVEL_SMALL},
         {"default", test_default, LEVEL_SMALL},
         {"fallback", test_fallback, LEVEL_SMALL}};

@@ -18,7 +18,7 @@ static const struct tool_column columns[COLUMNS] = {
     [COL_DEVICE] = {"DEVICE", true, false}, [COL_CASE] = {"CASE", false, false},
     [COL_SHAPE] = {"SHAPE", false, false}, [COL_CAUSAL] = {"CAUSAL", false, false},
     [COL_MASK] = {"MASK", false, false}, [COL_TYPES] = {"TYPES", false, false},
-    [COL_FEATURES] = {"FEATURES", false, false}, [COL_ALGO] = {"ALGORITHM", false, false},
+    [COL_FEATURES] = {"FEATURES", false, true}, [COL_ALGO] = {"ALGORITHM", false, false},
     [COL_KERNEL] = {"KERNEL", false, false}, [COL_TILE] = {"TILE", false, false},
     [COL_MS] = {"MS", true, false}, [COL_QUARTILES] = {"QUARTILES", true, false},
     [COL_MIN] = {"MIN MS", true, false}, [COL_RUNS] = {"RUNS", true, false},

@@ -153,6 +153,20 @@ static void write_title(const struct bench_roofline *r, FILE *to)
     fprintf(to, " at graph 0.5, graph 1.04 center noenhanced\n");
 }
 
+// Of the legend, each on a line of its own.
+static int entries(const struct bench_roofline *r)
+{
+    int n = r->roofs;
+
+    for (int i = 0; i < r->points; i++) {
+        bool is_new = true;
+        for (int k = 0; k < i; k++)
+            is_new = is_new && strcmp(r->point[k].line, r->point[i].line) != 0;
+        n += is_new;
+    }
+    return n;
+}
+
 // In the legend a line of one point has its figures.
 static void write_name(const struct bench_roofline *r, const struct point *p, FILE *to)
 {
@@ -233,7 +247,7 @@ static void write_script(const void *user, FILE *to)
                 "set ylabel 'speed, GFLOP/s'\n"
                 "set key below vertical maxrows %d left reverse Left samplen 2 spacing 1.15 "
                 "height 0.8\n",
-            x[0], x[1], y[0], y[1], r->roofs + 4);
+            x[0], x[1], y[0], y[1], entries(r));
     write_roofs(r, to);
     write_lines(r, to, false);
     fprintf(to, "\n");
@@ -246,7 +260,7 @@ int bench_roofline_finish(struct bench_roofline *r, int code)
     if (!code && r->points == 0)
         code = tool_fail(TOOL_DEVICE, "option --roofline: nothing was timed that has GFLOP/s");
     else if (!code)
-        code = bench_picture_draw(&r->picture, 960, 720, write_script, r);
+        code = bench_picture_draw(&r->picture, 960, 610 + 26 * entries(r), write_script, r);
     bench_picture_free(&r->picture);
     free(r);
     return code;

@@ -66,6 +66,8 @@ void tool_table_color(struct libscols_table *table, int column, const char *colo
 
 // ---- widths ------------------------------------------------------------------------------------
 
+enum { ROOM_LEAST = 20 }; // of a column that may be broken
+
 int tool_columns(void)
 {
     struct winsize size;
@@ -124,16 +126,43 @@ static struct libscols_column *find_column(struct libscols_table *table, const c
     return NULL;
 }
 
+static void hide(struct libscols_column *c)
+{
+    scols_column_set_flags(c, scols_column_get_flags(c) | SCOLS_FL_HIDDEN);
+}
+
+void tool_table_hide_empty(struct libscols_table *table)
+{
+    for (size_t i = 0; table && i < scols_table_get_ncols(table); i++) {
+        bool any = false;
+        for (size_t k = 0; k < scols_table_get_nlines(table); k++) {
+            struct libscols_line *line = scols_table_get_line(table, k);
+            const char *text = scols_cell_get_data(scols_line_get_cell(line, i));
+            any = any || (text && *text);
+        }
+        if (!any)
+            hide(scols_table_get_column(table, i));
+    }
+}
+
+// What is needed at least, where columns that may be broken are.
+static int least_width(const struct libscols_table *table)
+{
+    const int whole = width_without(table, 0), rest = width_without(table, SCOLS_FL_WRAP);
+
+    return whole - rest < ROOM_LEAST ? whole : rest + ROOM_LEAST;
+}
+
 void tool_table_fit(struct libscols_table *table, const char *const *headings, char *hidden,
                     size_t size)
 {
     hidden[0] = 0;
-    for (; table && *headings && width_without(table, 0) > tool_columns(); headings++) {
+    for (; table && *headings && least_width(table) > tool_columns(); headings++) {
         struct libscols_column *c = find_column(table, *headings);
         const size_t used = strlen(hidden);
         if (!c)
             continue;
-        scols_column_set_flags(c, scols_column_get_flags(c) | SCOLS_FL_HIDDEN);
+        hide(c);
         snprintf(hidden + used, size - used, "%s%s", used ? ", " : "", *headings);
     }
 }
@@ -193,7 +222,6 @@ static void wrap(struct libscols_table *table, size_t column, int room)
 
 void tool_table_print(struct libscols_table *table)
 {
-    enum { ROOM_LEAST = 20 };
     const int room = table ? tool_columns() - width_without(table, SCOLS_FL_WRAP) : 0;
 
     for (size_t i = 0; table && i < scols_table_get_ncols(table); i++) {

@@ -36,6 +36,9 @@ bool tool_colors(void);
 void tool_table_fit(struct libscols_table *table, const char *const *headings, char *hidden,
                     size_t size);
 
+// Hides columns whose cells are all empty.
+void tool_table_hide_empty(struct libscols_table *table);
+
 // Columns of the terminal that stdout is; a large number where it is none.
 int tool_columns(void);
 

@@ -45,13 +45,16 @@ static void line_in(const char *color, const char *format, ...) TOOL_PRINTF(2, 3
 static void line_in(const char *color, const char *format, ...)
 {
     va_list args;
+    char text[2048];
 
     if (tool_colors())
         printf("\033[%sm", color);
     va_start(args, format);
-    vprintf(format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    printf("%s\n", tool_colors() ? "\033[m" : "");
+    tool_print_wrapped(text, 4);
+    if (tool_colors())
+        printf("\033[m");
 }
 
 static void print_list(const json_t *list, const char *before)
@@ -463,8 +466,9 @@ static void print_end(const json_t *report, const struct probe_options *opt)
     if (opt->device)
         line_in(color, "the device %s", works ? "works" : "does NOT work");
     else if (json_is_integer(count))
-        line_in(color, "%lld of %lld OpenCL devices work%s", working,
-                (long long)json_integer_value(count), works ? "" : rest);
+        line_in(color, "%lld of %lld OpenCL device%s work%s%s", working,
+                (long long)json_integer_value(count), json_integer_value(count) == 1 ? "" : "s",
+                working == 1 ? "s" : "", works ? "" : rest);
     else
         line_in(color, "no OpenCL device can be used%s", rest);
     json_array_foreach(json_object_get(report, "unserved"), i, d)

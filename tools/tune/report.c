@@ -127,16 +127,32 @@ static int by_ratio(const void *a, const void *b)
     return *(const int *)a - *(const int *)b;
 }
 
+// Why tiles were not to be had.
+static void print_reasons(const struct tune_item *item)
+{
+    for (int i = 0; i < item->tiles; i++) {
+        char tile[96], text[320];
+        if (!item->tile[i].why[0])
+            continue;
+        tune_tile_text(&item->tile[i].tile, tile, sizeof tile);
+        snprintf(text, sizeof text, "%s: %s", tile, item->tile[i].why);
+        tool_print_wrapped(text, 2);
+    }
+}
+
 // Candidates that were not measured only where `all` are asked for.
 static void print_table(const struct tune_item *item, bool all)
 {
     static const struct tool_column columns[] = {
         {"TILE", false, false}, {"MAX ERROR", true, false}, {"MS", true, false},
         {"PLANNER MS", true, false}, {"RATIO", true, false}, {"AGAIN", true, false},
-        {"", false, true}};
+        {"NOTE", false, false}};
     enum { COLUMNS = sizeof columns / sizeof *columns };
     struct libscols_table *table = tool_table_create(columns, COLUMNS, true);
+    static const char *const notes[] = {"", "", "wrong", "failed"}; // of enum tune_state
+    static const char *const least[] = {"PLANNER MS", "MAX ERROR", "MS", NULL};
     int order[TUNE_TILES_MAX];
+    char hidden[96];
 
     for (int i = 0; i < item->tiles; i++)
         order[i] = i;
@@ -156,13 +172,17 @@ static void print_table(const struct tune_item *item, bool all)
         }
         if (c->confirmed > 0)
             snprintf(number[4], sizeof number[4], "%.3f", c->confirmed);
-        const char *cells[COLUMNS] = {tile,      number[0], number[1], number[2], number[3],
-                                      number[4], order[i] == 0 ? "the planner's choice" : c->why};
+        const char *note = order[i] == 0 ? "the planner's choice" : notes[c->state];
+        const char *cells[COLUMNS] = {tile,      number[0], number[1], number[2],
+                                      number[3], number[4], note};
         tool_table_row(table, cells, COLUMNS);
         if (order[i] == item->winner)
             tool_table_color(table, 0, "green");
     }
+    tool_table_hide_empty(table);
+    tool_table_fit(table, least, hidden, sizeof hidden);
     tool_table_print(table);
+    print_reasons(item);
 }
 
 void tune_report(const struct tune_options *opt, const struct tool_session *s,
@@ -182,7 +202,7 @@ void tune_report(const struct tune_options *opt, const struct tool_session *s,
             printf("%s: measured before, nothing was faster\n", item->name);
         return;
     }
-    printf("%s: %d tiles\n", item->name, item->tiles);
+    printf("%s: %d tile%s\n", item->name, item->tiles, item->tiles == 1 ? "" : "s");
     if (opt->dry_run || item->tile[0].state != TUNE_PLANNED)
         print_table(item, opt->dry_run);
     if (item->stopped)
