@@ -495,7 +495,7 @@ clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *o
     } else {
         const size_t line = 64; // vectors of the CPU path are loaded from aligned memory
         if (bytes <= SIZE_MAX - line)
-            out->ptr = aligned_alloc(line, (bytes + line - 1) / line * line);
+            out->ptr = cla_os_aligned_alloc(line, (bytes + line - 1) / line * line);
         if (!out->ptr)
             return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for %zu bytes", bytes);
         out->kind = CLATTN_BUF_HOST;
@@ -555,7 +555,7 @@ void clattn_mem_destroy(clattn_context *ctx, clattn_buf *buf)
         if (!cla_context_lost(ctx))
             cla_ocl_mem_destroy(ctx, buf->ptr);
     } else if (buf->kind == CLATTN_BUF_HOST) {
-        free(buf->ptr);
+        cla_os_aligned_free(buf->ptr);
     }
     memset(buf, 0, sizeof *buf);
 }

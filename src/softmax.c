@@ -256,8 +256,8 @@ static clattn_status reach(const struct cla_log *log, const char *name, size_t o
     if (rows == 0 || len == 0)
         return CLATTN_OK;
     if (__builtin_mul_overflow(rows - 1, stride, &n) || __builtin_add_overflow(n, len, &n) ||
-        __builtin_mul_overflow(n, (int64_t)elem_bytes, &n) || offset_bytes > INT64_MAX ||
-        __builtin_add_overflow(n, (int64_t)offset_bytes, &n) || (uint64_t)n > SIZE_MAX)
+        __builtin_mul_overflow(n, (int64_t)elem_bytes, &n) ||
+        __builtin_add_overflow(n, offset_bytes, &n) || (uint64_t)n > SIZE_MAX)
         return cla_fail(log, CLATTN_ERR_STRIDE,
                         "%s: %lld rows of stride %lld overflow the address space", name,
                         (long long)rows, (long long)stride);

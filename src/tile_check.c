@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "abi.h"
+#include "util/format.h"
 
 enum {
     // Beyond these no device has a use for a tile; they keep the arithmetic of local memory small.
@@ -19,9 +20,7 @@ enum {
     PRIVATE_BYTES_MOST = 393216
 };
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
+CLA_PRINTF(3, 4)
 static bool no(char *why, size_t size, const char *format, ...)
 {
     va_list args;

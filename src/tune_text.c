@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "abi.h"
+#include "util/format.h"
 
 // ---- words -------------------------------------------------------------------------------------
 
@@ -49,9 +50,7 @@ struct line {
     char *why;
 };
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
+CLA_PRINTF(2, 3)
 static bool no(const struct line *l, const char *format, ...)
 {
     va_list args;
@@ -348,9 +347,7 @@ struct text {
     size_t used, room;
 };
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
+CLA_PRINTF(2, 3)
 static void put(struct text *t, const char *format, ...)
 {
     va_list args;

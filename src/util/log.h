@@ -4,6 +4,7 @@
 #define CLA_UTIL_LOG_H
 
 #include "clattn/base.h"
+#include "util/format.h"
 
 struct cla_log {
     clattn_log_fn fn; // NULL = silent
@@ -16,15 +17,11 @@ struct cla_log {
 void cla_log_init(struct cla_log *log, clattn_log_fn fn, void *user, clattn_log_level level);
 
 // One line. NULL `log` is ignored.
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
+CLA_PRINTF(3, 4)
 void cla_logf(const struct cla_log *log, clattn_log_level level, const char *format, ...);
 
 // Logs at error level and returns `status`, so that a check reads `return cla_fail(log, st, ...)`.
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
+CLA_PRINTF(3, 4)
 clattn_status cla_fail(const struct cla_log *log, clattn_status status, const char *format, ...);
 
 #define CLA_TRY(expr)                                                                              \

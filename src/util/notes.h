@@ -3,6 +3,8 @@
 #ifndef CLA_UTIL_NOTES_H
 #define CLA_UTIL_NOTES_H
 
+#include "util/format.h"
+
 enum { CLA_NOTES_MAX = 32, CLA_NOTE_CHARS = 224 };
 
 struct cla_notes {
@@ -11,9 +13,7 @@ struct cla_notes {
 };
 
 // Appends a note; past the bound the last one says that more were left out. NULL is ignored.
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
+CLA_PRINTF(2, 3)
 void cla_note(struct cla_notes *notes, const char *format, ...);
 
 #endif // CLA_UTIL_NOTES_H

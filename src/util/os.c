@@ -13,6 +13,7 @@
 
 #if defined(_WIN32)
 #define WIN32_LEAN_AND_MEAN
+#include <malloc.h>
 #include <process.h>
 #include <windows.h>
 #ifndef LOAD_LIBRARY_SEARCH_DEFAULT_DIRS
@@ -28,7 +29,7 @@
 #include <unistd.h>
 #endif
 
-// Shared libraries and time
+// Shared libraries, memory and time
 
 #if defined(_WIN32)
 
@@ -66,6 +67,16 @@ bool cla_os_path_of(const void *symbol, char *path, size_t size)
         return false;
     DWORD length = GetModuleFileNameA(module, path, (DWORD)size);
     return length > 0 && length < size;
+}
+
+void *cla_os_aligned_alloc(size_t align, size_t size)
+{
+    return _aligned_malloc(size, align);
+}
+
+void cla_os_aligned_free(void *memory)
+{
+    _aligned_free(memory);
 }
 
 void cla_os_sleep_ms(unsigned ms)
@@ -118,6 +129,22 @@ bool cla_os_path_of(const void *symbol, char *path, size_t size)
         memcpy(path, real, strlen(real) + 1);
     free(real);
     return ok;
+}
+
+// Android's library has C11's function from its 28th interface on only.
+void *cla_os_aligned_alloc(size_t align, size_t size)
+{
+#if defined(__ANDROID__)
+    void *memory = NULL;
+    return posix_memalign(&memory, align, size) == 0 ? memory : NULL;
+#else
+    return aligned_alloc(align, size);
+#endif
+}
+
+void cla_os_aligned_free(void *memory)
+{
+    free(memory);
 }
 
 void cla_os_sleep_ms(unsigned ms)

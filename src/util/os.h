@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of POSIX or Windows, but for those of store.c and host_facts.c: shared libraries,
-// threads, files, time.
+// threads, files, memory, time.
 #ifndef CLA_UTIL_OS_H
 #define CLA_UTIL_OS_H
 
@@ -29,6 +29,11 @@ bool cla_os_is_folder(const char *path);
 // Environment variable, NULL if unset or empty, and in a program with more rights than its user's
 // (set-user-ID, set-group-ID, capabilities), since its user made the environment.
 const char *cla_os_env(const char *name);
+
+// Memory that begins at a multiple of `align`, a power of 2 that divides `size`; NULL if there is
+// none. Only cla_os_aligned_free() frees it.
+void *cla_os_aligned_alloc(size_t align, size_t size);
+void cla_os_aligned_free(void *memory);
 
 uint64_t cla_os_now_ns(void);
 void cla_os_sleep_ms(unsigned ms);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "util/format.h"
 #include "util/os.h"
 
 #if defined(_WIN32)
@@ -34,9 +35,7 @@
 #define HOUR 3600000000000u
 #endif
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
+CLA_PRINTF(3, 4)
 static bool no(char *why, size_t why_size, const char *format, ...)
 {
     va_list args;
@@ -167,7 +166,9 @@ static bool join(const char *path, const char *name, char *out, size_t size)
 bool cla_store_default_path(char *path, size_t size)
 {
     const char *base = cla_os_env("LOCALAPPDATA");
-    return base && join(base, "clattn", path, size);
+    const bool whole = base && ((base[0] && base[1] == ':' && strchr("/\\", base[2])) ||
+                                strncmp(base, "\\\\", 2) == 0);
+    return whole && base[2] && join(base, "clattn", path, size);
 }
 
 bool cla_store_open(const char *path, char *why, size_t why_size)

@@ -15,6 +15,7 @@
 #include "compare.h"
 #include "data.h"
 #include "open_device.h"
+#include "portable.h"
 
 #define BASE .dim = 16, .batch = 2, .heads_q = 4, .heads_kv = 2, .causal = true
 static const struct attn_case problems[] = {

@@ -13,6 +13,7 @@
 #include "compare.h"
 #include "data.h"
 #include "open_device.h"
+#include "portable.h"
 #include "run_case.h"
 
 enum { LEN_Q = 37, LEN_KV = 75, BATCH = 2, HEADS = 4 };

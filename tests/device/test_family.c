@@ -14,6 +14,7 @@
 #include "compare.h"
 #include "data.h"
 #include "open_device.h"
+#include "portable.h"
 
 enum { DIM = 16 };
 

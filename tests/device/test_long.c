@@ -17,6 +17,7 @@
 #include "compare.h"
 #include "data.h"
 #include "open_device.h"
+#include "portable.h"
 
 // Four query heads on one key head: the 16 queries are 64 rows, all of which are checked.
 enum { HEADS = 4, QUERIES = 16, ROWS = HEADS * QUERIES, KEYS = 1000000, SELF = 32768 };

@@ -19,6 +19,7 @@
 
 #include <cmocka.h>
 
+#include "portable.h"
 #include "run_feature.h"
 
 enum {

@@ -4,13 +4,17 @@ nothing else; the archive, whose names meet those of an application, has none bu
 nothing is linked but the C library, its maths, threads and the program loader.
 
 Usage: test_exports.py NM READELF SHARED_LIBRARY ARCHIVE HEADER...
+
+READELF is objdump where the library is one of Windows.
 """
 import pathlib
 import re
 import subprocess
 import sys
 
-LIBRARIES = r"(libc|libm|libgomp|libomp|libpthread|libdl|ld-linux[-\w]*)\.so[.\d]*"
+LIBRARIES = (r"(libc|libm|libgomp|libomp|libpthread|libdl|ld-linux[-\w]*|ld64)\.so[.\d]*|"
+             r"(kernel32|msvcrt|ucrtbase|api-ms-win-crt-[-\w]*|libgomp-1|libwinpthread-1|"
+             r"libgcc_s_\w+-1)\.dll")
 
 
 def output_of(*command):
@@ -32,9 +36,18 @@ def faults_of(wanted, exported, archive, linked):
     faults = [f"{name} is declared and not exported" for name in sorted(wanted - exported)]
     faults += [f"{name} is exported and not declared" for name in sorted(exported - wanted)]
     faults += [f"{name} of the archive may be an application's name" for name in sorted(archive)
-               if not re.match(r"(clattn|cla)_", name)]
-    faults += [f"{name} is linked" for name in sorted(linked) if not re.fullmatch(LIBRARIES, name)]
+               if not re.match(r"(\.refptr\.)?(clattn|cla)_", name)]
+    faults += [f"{name} is linked" for name in sorted(linked)
+               if not re.fullmatch(LIBRARIES, name, re.IGNORECASE)]
     return faults
+
+
+def of_windows(objdump, library):
+    """Exported names and linked libraries of a DLL."""
+    text = output_of(objdump, "-p", library)
+    table = text.partition("[Ordinal/Name Pointer] Table")[2].partition("\n\n")[0]
+    return (set(re.findall(r"^\s*\[ *\d+\].*\s(\w+)$", table, flags=re.MULTILINE)),
+            re.findall(r"DLL Name: (\S+)", text))
 
 
 def check_the_check():
@@ -56,8 +69,12 @@ def main():
     check_the_check()
     wanted = set().union(*(declared(pathlib.Path(header).read_text(encoding="utf-8"))
                            for header in headers))
-    linked = re.findall(r"\(NEEDED\).*\[(.*)\]", output_of(readelf, "-d", library))
-    exported, names = defined(nm, "--dynamic", library), defined(nm, archive)
+    if library.endswith(".dll"):
+        exported, linked = of_windows(readelf, library)
+    else:
+        linked = re.findall(r"\(NEEDED\).*\[(.*)\]", output_of(readelf, "-d", library))
+        exported = defined(nm, "--dynamic", library)
+    names = defined(nm, archive)
     if not (wanted and exported and names and linked):
         print(f"{len(wanted)} declared, {len(exported)} exported, {len(names)} in the archive, "
               f"{len(linked)} linked: nothing is compared")

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "data.h"
+#include "portable.h"
 #include "run_case.h"
 
 // ---- names --------------------------------------------------------------------------------------

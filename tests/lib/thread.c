@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,11 +56,48 @@ static void expired(int signal_number)
 {
     static const char text[] = "\nhangs: ";
     (void)signal_number;
-    if (write(2, text, sizeof text - 1) < 0 || write(2, watched, strlen(watched)) < 0 ||
+    if (write(2, text, sizeof text - 1) < 0 || write(2, watched, (unsigned)strlen(watched)) < 0 ||
         write(2, "\n", 1) < 0)
         _exit(1);
     _exit(1);
 }
+
+#if defined(_WIN32)
+
+// Without alarms a thread waits; it does nothing where another one was started since, or none.
+static atomic_uint watchdogs;
+
+struct wait {
+    unsigned number, seconds;
+};
+
+static void *watch(void *arg)
+{
+    struct wait wait = *(struct wait *)arg;
+    free(arg);
+    for (; wait.seconds > 0 && atomic_load(&watchdogs) == wait.number; wait.seconds--)
+        sleep_ms(1000);
+    if (atomic_load(&watchdogs) == wait.number)
+        expired(0);
+    return NULL;
+}
+
+void watchdog(const char *what, unsigned seconds)
+{
+    const unsigned number = atomic_fetch_add(&watchdogs, 1) + 1;
+    snprintf(watched, sizeof watched, "%s", what);
+    struct wait *wait = seconds ? malloc(sizeof *wait) : NULL;
+    pthread_t thread;
+    if (!wait)
+        return;
+    *wait = (struct wait){number, seconds};
+    if (pthread_create(&thread, NULL, watch, wait) == 0)
+        pthread_detach(thread);
+    else
+        free(wait);
+}
+
+#else
 
 void watchdog(const char *what, unsigned seconds)
 {
@@ -70,3 +108,5 @@ void watchdog(const char *what, unsigned seconds)
     sigaction(SIGALRM, &action, NULL);
     alarm(seconds);
 }
+
+#endif

@@ -14,12 +14,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
+#if !defined(_WIN32)
+#include <sys/wait.h>
+#endif
 
 #include <cmocka.h>
 
 #include "ocl/cache.h"
+#include "portable.h"
 #include "record_log.h"
 
 static struct record record;
@@ -378,19 +381,28 @@ static void switches_and_folders(void **state)
     cla_cache_close(&cache);
     unsetenv("CLATTN_CACHE_DIR");
 
-    char *home = getenv("HOME") ? strdup(getenv("HOME")) : NULL;
-    unsetenv("HOME");
+#if defined(_WIN32)
+    static const char variable[] = "LOCALAPPDATA";
+#else
+    static const char variable[] = "HOME";
+#endif
+    char *home = getenv(variable) ? strdup(getenv(variable)) : NULL;
+    unsetenv(variable);
     unsetenv("XDG_CACHE_HOME");
     record_start(&record, CLATTN_LOG_DEBUG);
     assert_null(cla_cache_open(&settings, "d", &record.log));
     assert_int_equal(record.count[CLATTN_LOG_INFO], 1);
     assert_int_equal(record_total(&record), 1);
     if (home)
-        setenv("HOME", home, 1);
+        setenv(variable, home, 1);
     free(home);
 
     char inside[128];
-    snprintf(inside, sizeof inside, "/proc/self/none/below"); // nothing can be made there
+#if defined(_WIN32)
+    snprintf(inside, sizeof inside, "NUL\\below"); // nothing can be made there
+#else
+    snprintf(inside, sizeof inside, "/proc/self/none/below");
+#endif
     settings.dir = inside;
     assert_null(cla_cache_open(&settings, "d", &record.log));
     char too_long[2000];
@@ -398,13 +410,16 @@ static void switches_and_folders(void **state)
     too_long[sizeof too_long - 1] = '\0';
     settings.dir = too_long;
     assert_null(cla_cache_open(&settings, "d", &record.log));
+    assert_int_equal(record.count[CLATTN_LOG_INFO], 3);
+#if !defined(_WIN32)
     assert_int_equal(chmod(dir, 0777), 0);
     settings.dir = dir;
     assert_null(cla_cache_open(&settings, "d", &record.log));
     assert_non_null(strstr(record.text, "others can't write to"));
     assert_int_equal(record.count[CLATTN_LOG_INFO], 4);
-    assert_int_equal(record.count[CLATTN_LOG_WARN] + record.count[CLATTN_LOG_ERROR], 0);
     assert_int_equal(chmod(dir, 0700), 0);
+#endif
+    assert_int_equal(record.count[CLATTN_LOG_WARN] + record.count[CLATTN_LOG_ERROR], 0);
 }
 
 static void the_bound_comes_from_the_environment(void **state)
@@ -459,10 +474,12 @@ static void make_empty(const char *path)
     assert_int_equal(truncate(path, 0), 0);
 }
 
+#if !defined(_WIN32)
 static void let_others_write(const char *path)
 {
     assert_int_equal(chmod(path, 0666), 0);
 }
+#endif
 
 static void damaged_files_are_removed(void **state)
 {
@@ -480,9 +497,11 @@ static void damaged_files_are_removed(void **state)
     put(cache, &some_key, "binary");
     walk(make_empty); // as a crash of the system can leave it: as if it were not there
     assert_int_equal(get(cache, &some_key, text, sizeof text), CLA_CACHE_MISS);
+#if !defined(_WIN32)
     put(cache, &some_key, "binary");
     walk(let_others_write);
     assert_int_equal(get(cache, &some_key, text, sizeof text), CLA_CACHE_REFUSED);
+#endif
     put(cache, &some_key, "binary");
     assert_int_equal(get(cache, &some_key, text, sizeof text), CLA_CACHE_HIT);
     cla_cache_close(&cache);
@@ -604,6 +623,7 @@ static void the_bound_holds(void **state)
 
 // ---- two processes -----------------------------------------------------------------------------
 
+#if !defined(_WIN32)
 // Each round: what is there is right or absent, whatever the other one does to it. Each key is
 // asked for twice in a row: one after the other only, no key would still be there when its turn
 // comes, if the other process did not help.
@@ -656,6 +676,7 @@ static void two_processes_share_a_folder(void **state)
         assert_int_equal(status, 0);
     }
 }
+#endif
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
@@ -676,7 +697,9 @@ int main(void)
         TEST(names_are_digits),
         TEST(a_collision_gives_no_wrong_program),
         TEST(the_bound_holds),
+#if !defined(_WIN32)
         TEST(two_processes_share_a_folder),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "portable.h"
 #include "record_log.h"
 #include "util/notes.h"
 

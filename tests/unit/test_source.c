@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "ocl/source.h"
+#include "portable.h"
 #include "record_log.h"
 
 // Two folders that every test finds empty.

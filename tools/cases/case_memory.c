@@ -308,8 +308,8 @@ clattn_status case_memory_reset(clattn_context *ctx, struct case_memory *mem)
 
 // ---- check --------------------------------------------------------------------------------------
 
-__attribute__((format(printf, 2, 3))) static void say(struct case_check *check, const char *format,
-                                                      ...)
+CASE_PRINTF(2, 3)
+static void say(struct case_check *check, const char *format, ...)
 {
     const size_t used = strlen(check->why);
     va_list args;

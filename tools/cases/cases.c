@@ -26,8 +26,8 @@ static const int32_t lengths[] = {1,  2,  3,  5,  15,  16,  17,  31,  32,  33,  
 // Kinds of mask, as the kernels are compiled for them.
 enum kind { KIND_NONE, KIND_CAUSAL, KIND_MASK, KIND_COUNT };
 
-__attribute__((format(printf, 2, 3))) static struct attn_case *add(struct attn_case base,
-                                                                   const char *format, ...)
+CASE_PRINTF(2, 3)
+static struct attn_case *add(struct attn_case base, const char *format, ...)
 {
     static struct attn_case spill; // takes what is over CASES_MAX; attn_cases() then fails
     struct attn_case *c = list_count < CASES_MAX ? &list[list_count] : &spill;

@@ -6,6 +6,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+// Of a function: which argument is a format, and which the first of its arguments. MinGW's own
+// meaning of `printf` is that of Microsoft's library.
+#if defined(__MINGW32__) && !defined(__clang__)
+#define CASE_PRINTF(format_at, first_at) __attribute__((format(gnu_printf, format_at, first_at)))
+#else
+#define CASE_PRINTF(format_at, first_at) __attribute__((format(printf, format_at, first_at)))
+#endif
+
 // Where a case runs: a device runs the cases of its own level and below.
 enum test_level {
     LEVEL_SMALL = 0,  // simulators: a few shapes, a few kernels
