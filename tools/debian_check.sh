@@ -64,9 +64,13 @@ say "lintian: $(grep -c . "$keep/lintian.log" || true) lines"
 root=$work/root
 mkdir -p "$root/var/lib/dpkg/info" "$root/var/lib/dpkg/updates"
 touch "$root/var/lib/dpkg/status"
+packages=()
+for file in "$work"/*.deb; do
+  [[ $file == *-dbgsym_* ]] || packages+=("$file")
+done
 # What they depend on is not in there: programs use the machine's.
 dpkg --root="$root" --log=/dev/null --force-depends \
-  -i "$work"/*.deb >"$keep/install.log" 2>&1 || fail "dpkg -i" "$keep/install.log"
+  -i "${packages[@]}" >"$keep/install.log" 2>&1 || fail "dpkg -i" "$keep/install.log"
 libdir=/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)
 [ -f "$root$libdir/libclattn.so.0" ] || fail "there is no libclattn.so.0"
 [ -f "$root/usr/share/clattn/cl/fused_group.cl" ] || fail "there are no kernels"
