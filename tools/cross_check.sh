@@ -83,7 +83,8 @@ check() {
   ninja -C "$folder/$target" -j "$jobs" "${library[@]}" "${targets[@]/%/$suffix}" \
     >>"$folder/$target.log"
   CLATTN_TEST_SMALL=1 OMP_NUM_THREADS=2 meson test -C "$folder/$target" --no-rebuild \
-    --suite unit --suite device --suite header --print-errorlogs --num-processes "$jobs" --timeout-multiplier 20 "$@"
+    --suite unit --suite device --suite header --print-errorlogs --num-processes "$jobs" \
+    --timeout-multiplier 20 "$@"
 }
 
 linux() { # linux TARGET ARCH TRIPLET TRIPLET_OF_DEBIAN TESTS...
