@@ -68,7 +68,12 @@ VEC_INLINE vf vec_splat(float x)
 #elif defined(VEC_NEON)
     return (vf)vdupq_n_f32(x);
 #else
-    return x - (vf){0};
+    // Not x - (vf){0}: where floats are computed as double, x is no float there.
+    vf all;
+    VEC_UNROLL
+    for (int i = 0; i < W; i++)
+        all[i] = x;
+    return all;
 #endif
 }
 
