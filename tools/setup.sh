@@ -4,6 +4,7 @@
 #
 #   tools/setup.sh run    to build the library and its tools and to run them on PoCL
 #   tools/setup.sh test   all of that, and what the tests need
+#   tools/setup.sh full   all of that, and what tools/ci_full.sh needs
 #
 # Asks for nothing and does nothing where everything is installed. Elsewhere than on Debian and its
 # kin it only says what is needed.
@@ -16,19 +17,24 @@ run_packages=(
 )
 # mesa-opencl-icd brings rusticl with llvmpipe; gnuplot draws the plots of clattn-bench; libclc-15
 # is for tools/gpu_compile_check, which fetches the rest of its compilers itself; libclang-rt-dev
-# has the sanitizers and libFuzzer for tools/fuzz.sh.
+# has the sanitizers and libFuzzer for tools/fuzz.sh; scdoc and mandoc make and check the manual
+# pages, doxygen the reference; Open MPI runs an example.
 test_packages=(
   abigail-tools valgrind cmake opencl-clhpp-headers
   g++ clang libclang-rt-dev libomp-dev binutils python3-venv
   libcmocka-dev ocl-icd-opencl-dev mesa-opencl-icd oclgrind gnuplot-nox
   libclc-15
+  scdoc mandoc doxygen libopenmpi-dev openmpi-bin
 )
+# Packages of Debian are built, looked at and installed; bash, zsh and fish complete options.
+full_packages=(debhelper lintian fakeroot git zsh fish)
 
 case "${1:-}" in
   run) packages=("${run_packages[@]}") ;;
   test) packages=("${run_packages[@]}" "${test_packages[@]}") ;;
+  full) packages=("${run_packages[@]}" "${test_packages[@]}" "${full_packages[@]}") ;;
   *)
-    echo "usage: tools/setup.sh run|test" >&2
+    echo "usage: tools/setup.sh run|test|full" >&2
     exit 2
     ;;
 esac

@@ -575,7 +575,12 @@ export OMP_WAIT_POLICY=passive
 # Steps that run in the background do not see Ctrl-C.
 trap 'trap "" TERM; kill -TERM 0; exit 130' INT
 
-[ "$install" = no ] || tools/setup.sh test
+if [ "$install" = yes ]; then
+  case $full in
+    yes) tools/setup.sh full ;;
+    no) tools/setup.sh test ;;
+  esac
+fi
 mkdir -p "$build/steps" "$build/cache/pocl" "$build/cache/pocl-cbs" "$build/cache/mesa"
 rm -f "$build"/*.tried
 table=()
