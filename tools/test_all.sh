@@ -133,7 +133,10 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
       ;;
     no-opencl) options+=(-Dopencl=disabled -Doptimization=1 -Dtest_widths=false) ;;
     sanitize)
-      options+=(--buildtype=debugoptimized "-Db_sanitize=address,undefined")
+      # Lines are enough for a report; to follow variables, too, takes as long as all the rest. At
+      # this level gcc doubts the length of texts that it can follow at the others.
+      options+=(--buildtype=debugoptimized -Doptimization=1 "-Db_sanitize=address,undefined"
+                "-Dc_args=-g1 -Wno-format-truncation")
       # The vector widths that tests add take the same ways through the code.
       [ "$full" = yes ] || options+=(-Dtest_widths=false)
       ;;
@@ -380,9 +383,9 @@ step_sanitize() {
   device_env=("$ubsan" "OCL_ICD_VENDORS=$build/no-vendors")
   mkdir -p "$build/no-vendors"
   have sanitize || return 0
-  # Each run of the suite `timing` times for seconds, banks of local memory are arithmetic, and the
-  # device suite goes the ways of host_features.
-  local programs but='banks|bench|host_features'
+  # What times something takes minutes here, banks of local memory are arithmetic, and the device
+  # suite goes the ways of host_features.
+  local programs but='banks|bench|options|trace|host_features'
   [ "$full" = no ] || but=bench
   mapfile -t programs < <(programs_of sanitize unit,tools -v "^($but)\$")
   suites sanitize sanitize 1200 "${programs[@]}"

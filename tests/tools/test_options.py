@@ -193,8 +193,11 @@ class Options(Folder):
         """What to install is broken between words."""
         shown = self.screen(self.on_terminal(PROGRAMS.probe, "--dim=16", env={"NO_COLOR": "1"},
                                              code=1))
-        self.assertIn("what to install", shown)
         self.assertLessEqual(max(map(len, shown)), 80)
+        if shown[0].endswith("without OpenCL"):  # nothing to install helps that build
+            self.assertIn("  looked for: this build of clattn is without OpenCL", shown)
+            return
+        self.assertIn("what to install", shown)
         text = re.sub(r"\s+", " ", " ".join(shown))
         for word in ("mesa-opencl-icd", "intel-opencl-icd", "ocl-icd-libopencl1"):
             self.assertIn(word, text)
