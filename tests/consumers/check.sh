@@ -103,6 +103,17 @@ if command -v cmake >/dev/null; then
     cmake --build "$work/cmake" >>"$work/log" 2>&1 || { tail -n 40 "$work/log"; exit 1; }
   run "CMake, shared" "$work/cmake/consumer_clattn" NOTHING=
   run "CMake, static" "$work/cmake/consumer_clattn_static" NOTHING=
+  # Another version is not taken for this one.
+  IFS=. read -r major minor _ < <(pkg-config --modversion clattn)
+  mkdir -p "$work/version"
+  printf '%s\n' 'cmake_minimum_required(VERSION 3.20)' 'project(version NONE)' \
+    'find_package(clattn ${WANT_VERSION} REQUIRED CONFIG)' >"$work/version/CMakeLists.txt"
+  for want in "$major.$((minor + 1))" "$((major + 1))"; do
+    ! cmake -S "$work/version" -B "$work/version/build" -Dclattn_DIR="$libdir/cmake/clattn" \
+      -DWANT_VERSION="$want" >"$work/log" 2>&1 || { printf 'CMake took %s\n' "$want"; exit 1; }
+    grep -q 'version: ' "$work/log" || { tail -n 40 "$work/log"; exit 1; }
+  done
+  printf 'CMake refuses other versions\n'
 fi
 
 for kind in false true; do
