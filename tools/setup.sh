@@ -10,8 +10,9 @@
 # kin it only says what is needed.
 set -euo pipefail
 
+# Without dpkg-dev Meson does not know Debian's folder of libraries, and installs where nothing looks.
 run_packages=(
-  gcc libc6-dev meson ninja-build pkg-config python3
+  gcc libc6-dev dpkg-dev meson ninja-build pkg-config python3
   opencl-c-headers ocl-icd-libopencl1 pocl-opencl-icd libclblast1
   libjansson-dev libsmartcols-dev
 )
@@ -27,7 +28,7 @@ test_packages=(
   scdoc mandoc doxygen libopenmpi-dev openmpi-bin
 )
 # Packages of Debian are built, looked at and installed; bash, zsh and fish complete options.
-full_packages=(debhelper lintian fakeroot git zsh fish)
+full_packages=(debhelper lintian fakeroot debootstrap git zsh fish)
 
 case "${1:-}" in
   run) packages=("${run_packages[@]}") ;;

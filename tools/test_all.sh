@@ -21,7 +21,7 @@ cd "$(dirname "$0")/.."
 # Long ones first, since two run at a time; each makes the builds that it needs.
 steps=(intel sanitize pocl oclgrind llvmpipe host fuzz gpu_compile pocl-cbs no-opencl minilm
        install python)
-full_steps=(threads random failures packages cross) # with --full only, or by their names
+full_steps=(threads random failures packages cross fresh) # with --full only, or by their names
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
 intel_packages=(intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0)
@@ -483,6 +483,11 @@ step_packages() {
 # For other machines and systems, run by emulators.
 step_cross() {
   check "cross builds" timeout --foreground 7200 tools/cross_check.sh
+}
+
+# The README in a system that has nothing else.
+step_fresh() {
+  check "a fresh Debian" timeout --foreground 3600 tools/fresh_check.sh "$build/fresh"
 }
 
 # ---- the real input ----------------------------------------------------------------------------
