@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Follows the README in a fresh Debian 12 that has nothing but its minimal system: the first command,
+# Follows the README in a Debian 12 that has nothing but its minimal system: the first command,
 # a program against the installed library, the Python module.
 #
 #   tools/fresh_check.sh [DIR]    DIR is where the system is made; default is a temporary folder
@@ -25,10 +25,10 @@ say() {
 
 inside() { # inside WHAT SCRIPT: runs it there in the tree, and says how long it took
   local begin=$SECONDS
-  printf 'cd /root/clattn\n%s\n' "$2" >"$root/root/step.sh"
-  if ! env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
-    PIP_CERT=/root/ca.crt SSL_CERT_FILE=/root/ca.crt REQUESTS_CA_BUNDLE=/root/ca.crt \
-    timeout --foreground 1200 chroot "$root" bash -euo pipefail /root/step.sh \
+  printf 'cd /srv/clattn\n%s\n' "$2" >"$root/srv/step.sh"
+  if ! env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/srv \
+    PIP_CERT=/srv/ca.crt SSL_CERT_FILE=/srv/ca.crt REQUESTS_CA_BUNDLE=/srv/ca.crt \
+    timeout --foreground 1200 chroot "$root" bash -euo pipefail /srv/step.sh \
     >"$work/log" 2>&1 </dev/null; then
     say "FAILED: $1"
     tail -n 40 "$work/log"
@@ -44,13 +44,13 @@ debootstrap --variant=minbase bookworm "$root" >"$work/log" 2>&1 || {
 }
 cp /etc/resolv.conf /etc/hosts "$root/etc/"
 # The certificates of this machine, whose network may have some of its own.
-cp /etc/ssl/certs/ca-certificates.crt "$root/root/ca.crt"
+cp /etc/ssl/certs/ca-certificates.crt "$root/srv/ca.crt"
 mount --bind /dev "$root/dev"
 mount --bind /dev/shm "$root/dev/shm"
 mount -t proc proc "$root/proc"
 mount --bind /sys "$root/sys"
-mkdir "$root/root/clattn"
-git ls-files -z | tar --null -c -T - | tar -x -C "$root/root/clattn"
+mkdir "$root/srv/clattn"
+git ls-files -z | tar --null -c -T - | tar -x -C "$root/srv/clattn"
 say "a fresh system"
 
 inside "tools/quickstart.sh" 'tools/quickstart.sh'
@@ -62,8 +62,8 @@ cc program.c -o program $(pkg-config --cflags --libs clattn) && ./program | grep
 cd / && clattn-probe'
 inside "the Python module" '
 apt-get install -y -qq --no-install-recommends python3-venv
-python3 -m venv /root/env && /root/env/bin/pip install .
-cd / && /root/env/bin/python -c "
+python3 -m venv /srv/env && /srv/env/bin/pip install .
+cd / && /srv/env/bin/python -c "
 import clattn, numpy as np
 q, k, v = np.random.default_rng(0).standard_normal((3, 1, 8, 100, 64), np.float32)
 out = clattn.attention(q, k, v, causal=True)

@@ -10,7 +10,8 @@
 # kin it only says what is needed.
 set -euo pipefail
 
-# Without dpkg-dev Meson does not know Debian's folder of libraries, and installs where nothing looks.
+# Without dpkg-dev Meson does not know Debian's folder of libraries and installs where nothing is
+# looked for.
 run_packages=(
   gcc libc6-dev dpkg-dev meson ninja-build pkg-config python3
   opencl-c-headers ocl-icd-libopencl1 pocl-opencl-icd libclblast1

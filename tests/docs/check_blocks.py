@@ -41,9 +41,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 TOOLS = ["clattn-probe", "clattn-run", "clattn-bench", "clattn-tune"]
 # Commands of others, which are not run: they install, build all of clattn, or need what only the
 # reader has.
-NOT_RUN = {"apt-get", "brew", "cd", "cmake", "docker", "export", "git", "ldconfig", "ninja", "pip",
-           "python", "python3", "sudo", "mpirun", "pkg-config", "vcpkg", "conan", "nix", "spack",
-           "podman", "gpg", "dpkg-buildpackage", "rpmbuild", "wine", "qemu-aarch64"}
+NOT_RUN = {".", "apt-get", "brew", "cd", "cmake", "docker", "export", "git", "ldconfig", "ninja",
+           "pip", "python", "python3", "sudo", "mpirun", "pkg-config", "vcpkg", "conan", "nix",
+           "spack", "podman", "gpg", "dpkg-buildpackage", "rpmbuild", "wine", "qemu-aarch64"}
 
 
 class Fault(Exception):
@@ -407,7 +407,7 @@ def check_script(name, arguments):
         return
     if re.match(r"build/.*tools/clattn-\w+$", path):
         path = "tools/" + os.path.basename(path) + ".c"
-    if path.startswith(("build/", "/", "..", "PREFIX/", "$")):
+    if path.startswith(("build/", "env/", "/", "..", "PREFIX/", "$")):
         return
     if not os.path.exists(os.path.join(ROOT, path)):
         raise Fault(f"there is no {path}")
