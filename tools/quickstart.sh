@@ -8,6 +8,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+if [ $# -gt 0 ]; then # --help, too: nothing is installed for it
+  sed -n '3,7s/^# \{0,1\}//p' tools/quickstart.sh
+  case $1 in -h | --help) exit 0 ;; *) exit 2 ;; esac
+fi
+
 build=${BUILD_DIR:-build}/quickstart
 data=tests/data/minilm
 tolerance=1e-5
@@ -56,3 +61,4 @@ if [ "$failed" -ne 0 ]; then
   exit 1
 fi
 echo "quickstart: the result is what was expected"
+echo "quickstart: the tools are in $build/tools; README.md goes on with \"In a program\""

@@ -267,10 +267,10 @@ typedef struct clattn_attention_call {
     /// With CLATTN_FEATURE_PAGED: int32 [batch, max_pages]; key j of sequence b lies in page
     /// table[b][j / page_size] at j % page_size. Entries behind the last key are not read.
     clattn_buf page_table;
-    /// With CLATTN_DTYPE_I8: K = k_scale * k8 and V = v_scale * v8, float, a number for each key:
-    /// such that these are within float, or NaN for a row that was not finite,
+    /// With CLATTN_DTYPE_I8: K = k_scale * k8 and V = v_scale * v8. Float, one number for each key,
     /// of K's shape without the channel: [batch, heads_kv, len_kv], packed [1, heads_kv, total_kv],
-    /// paged [num_pages, heads_kv, page_size]
+    /// paged [num_pages, heads_kv, page_size]. The products must be within float; NaN marks a row
+    /// that was not finite
     clattn_tensor k_scale;
     clattn_tensor v_scale; ///< see k_scale
     /// Optional, int32, only where lengths, offsets or the table are in a cl_mem: receives

@@ -375,8 +375,8 @@ def meson_files():
 def check_meson_command(arguments):
     if arguments[0] == "setup":
         known = set(re.findall(r"^option\('(\w+)'", read("meson_options.txt"), re.M))
-        known |= {"prefix", "buildtype", "werror", "b_sanitize", "default_library", "optimization",
-                  "c_args", "cross_file"}
+        known |= {"prefix", "libdir", "buildtype", "werror", "b_sanitize", "default_library",
+                  "optimization", "c_args", "cross_file"}
         for argument in arguments:
             option = re.match(r"-D(\w+)=(\S*)|--(\w[\w-]*)", argument)
             name = option and (option.group(1) or option.group(3))
