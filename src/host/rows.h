@@ -14,13 +14,12 @@
 // other programs want the cores.
 enum { CLA_MIN_PARALLEL_ELEMS = 100000 };
 
-// `elems` is what a row reads or writes.
-static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t requested,
-                                     void (*one)(const void *what, int64_t row), const void *what)
+// On so many threads, each in the usual mode of floating point.
+static inline void cla_host_rows(int64_t rows, int32_t threads,
+                                 void (*one)(const void *what, int64_t row), const void *what)
 {
+    (void)threads;
 #ifdef _OPENMP
-    const bool few = rows < 2 || (double)rows * (double)elems < CLA_MIN_PARALLEL_ELEMS;
-    const int32_t threads = few ? 1 : cla_host_team(cla_host_threads(requested));
     if (threads > 1) {
 #pragma omp parallel num_threads(threads)
         {
@@ -32,14 +31,19 @@ static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t reques
         }
         return;
     }
-#else
-    (void)elems;
-    (void)requested;
 #endif
     const unsigned mode = cla_float_begin();
     for (int64_t r = 0; r < rows; r++)
         one(what, r);
     cla_float_end(mode);
+}
+
+// `elems` is what a row reads or writes.
+static inline void cla_host_each_row(int64_t rows, int64_t elems, int32_t requested,
+                                     void (*one)(const void *what, int64_t row), const void *what)
+{
+    const bool few = rows < 2 || (double)rows * (double)elems < CLA_MIN_PARALLEL_ELEMS;
+    cla_host_rows(rows, few ? 1 : cla_host_team(cla_host_threads(requested)), one, what);
 }
 
 // Channels of a row, converted to float and back: the type is looked at once for all of them.

@@ -8,7 +8,7 @@
 
 #include "host/host.h"
 #include "host/kernel.h"
-#include "util/float_mode.h"
+#include "host/rows.h"
 #include "util/half.h"
 
 enum {
@@ -174,8 +174,9 @@ static struct cla_row_part first_pass(const struct rows *t, int64_t r, int64_t b
     }
 }
 
-static void whole_row(const struct rows *t, int64_t r)
+static void whole_row(const void *rows, int64_t r)
 {
+    const struct rows *t = rows;
     const int64_t len = t->call->len;
     struct cla_row_part p = first_pass(t, r, 0, len);
     if (t->s->algo == CLATTN_SOFTMAX_SAFE)
@@ -230,50 +231,21 @@ static void one_part(const struct rows *t, int64_t id, enum step step)
     }
 }
 
-static void all_parts(const struct rows *t, enum step step, int32_t threads)
+struct pass {
+    const struct rows *rows;
+    enum step step;
+};
+
+static void one_part_of(const void *pass, int64_t id)
 {
-    const int64_t n = t->call->rows * t->parts;
-    (void)threads;
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-        {
-            const unsigned mode = cla_float_begin();
-#pragma omp for schedule(static)
-            for (int64_t id = 0; id < n; id++)
-                one_part(t, id, step);
-            cla_float_end(mode);
-        }
-        return;
-    }
-#endif
-    const unsigned mode = cla_float_begin();
-    for (int64_t id = 0; id < n; id++)
-        one_part(t, id, step);
-    cla_float_end(mode);
+    const struct pass *p = pass;
+    one_part(p->rows, id, p->step);
 }
 
-static void all_rows(const struct rows *t, int32_t threads)
+static void all_parts(const struct rows *t, enum step step, int32_t threads)
 {
-    const int64_t n = t->call->rows;
-    (void)threads;
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-        {
-            const unsigned mode = cla_float_begin();
-#pragma omp for schedule(static)
-            for (int64_t r = 0; r < n; r++)
-                whole_row(t, r);
-            cla_float_end(mode);
-        }
-        return;
-    }
-#endif
-    const unsigned mode = cla_float_begin();
-    for (int64_t r = 0; r < n; r++)
-        whole_row(t, r);
-    cla_float_end(mode);
+    const struct pass pass = {t, step};
+    cla_host_rows(t->call->rows * t->parts, threads, one_part_of, &pass);
 }
 
 clattn_status cla_host_softmax(const struct cla_softmax *s, const struct cla_softmax_call *call,
@@ -296,7 +268,7 @@ clattn_status cla_host_softmax(const struct cla_softmax *s, const struct cla_sof
     // A forked child has one thread, but cuts as its parent did.
     threads = cla_host_team(threads);
     if (t.parts <= 1) {
-        all_rows(&t, threads);
+        cla_host_rows(call->rows, threads, whole_row, &t);
         return CLATTN_OK;
     }
     t.part = malloc((size_t)call->rows * (size_t)t.parts * sizeof *t.part);
