@@ -116,21 +116,18 @@ static int32_t num_splits(const clattn_plan *plan)
 static void log_plan(const clattn_plan *plan)
 {
     const struct cla_tile *t = &plan->choice.tile;
-    const struct cla_caps *caps = &plan->ctx->caps;
     const char *kernel = kernel_name(plan);
     const int32_t splits = num_splits(plan);
-    char problem[320], tile[32] = "", parts[32] = "", device[16] = "cpu";
+    char problem[320], tile[32] = "", parts[32] = "", device[400];
     cla_problem_text(&plan->problem, problem, sizeof problem);
     if (t->tile_q)
         snprintf(tile, sizeof tile, ", tile %dx%d", (int)t->tile_q, (int)t->tile_k);
     if (splits > 1)
         snprintf(parts, sizeof parts, ", keys in %d parts", (int)splits);
-    if (plan->ctx->index >= 0)
-        snprintf(device, sizeof device, "%d", (int)plan->ctx->index);
-    cla_logf(&plan->ctx->log, CLATTN_LOG_INFO, "plan: %s -> %s%s%s%s%s; why: %s%s; on [%s] %s: %s",
+    cla_context_device_text(plan->ctx, device, sizeof device);
+    cla_logf(&plan->ctx->log, CLATTN_LOG_INFO, "plan: %s -> %s%s%s%s%s; why: %s%s; on %s",
              problem, plan->choice.algo->name, kernel[0] ? " " : "", kernel, tile, parts,
-             t->reason, plan->is_fallback ? " (fallback)" : "", device, caps->platform,
-             caps->name);
+             t->reason, plan->is_fallback ? " (fallback)" : "", device);
 }
 
 // The first choice that builds and passes; *plan is half-built on failure.

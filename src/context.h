@@ -48,6 +48,9 @@ bool cla_context_lost(const clattn_context *ctx);
 // CLATTN_OK; for a lost context CLATTN_ERR_NO_OPENCL, with the reason in the log.
 clattn_status cla_context_check(const clattn_context *ctx);
 
+// "[0] platform: name", with "cpu" for the number where there is none.
+void cla_context_device_text(const clattn_context *ctx, char *text, size_t size);
+
 // The context's worker, started on first use; NULL if memory ran out.
 struct cla_worker *cla_context_worker(clattn_context *ctx);
 

@@ -2,6 +2,7 @@
 // What a context has learnt, and whether it can be used at all.
 #include "context.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +26,14 @@ clattn_status cla_context_check(const clattn_context *ctx)
                     "this process was forked from the one that made the OpenCL context (%s), which "
                     "drivers do not outlive: make one of the CPU path (\"cpu\") here",
                     ctx->caps.name);
+}
+
+void cla_context_device_text(const clattn_context *ctx, char *text, size_t size)
+{
+    char index[16] = "cpu";
+    if (ctx->index >= 0)
+        snprintf(index, sizeof index, "%d", (int)ctx->index);
+    snprintf(text, size, "[%s] %s: %s", index, ctx->caps.platform, ctx->caps.name);
 }
 
 // ---- what is known -----------------------------------------------------------------------------

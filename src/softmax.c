@@ -108,18 +108,15 @@ static const char *const paths[] = {"", "opencl", "host", "reference"};
 // What runs, why, and where: one line, as of a plan of attention.
 static void log_plan(const clattn_softmax_plan *plan)
 {
-    const struct cla_caps *caps = &plan->ctx->caps;
-    char rows[40] = "", len[40] = "", device[16] = "cpu";
+    char rows[40] = "", len[40] = "", device[400];
     if (plan->s.max_rows != INT64_MAX)
         snprintf(rows, sizeof rows, ", rows to %lld", (long long)plan->s.max_rows);
     if (plan->s.max_len != INT64_MAX)
         snprintf(len, sizeof len, ", len to %lld", (long long)plan->s.max_len);
-    if (plan->ctx->index >= 0)
-        snprintf(device, sizeof device, "%d", (int)plan->ctx->index);
-    cla_logf(&plan->ctx->log, CLATTN_LOG_INFO,
-             "plan: softmax%s%s -> %s %s; why: %s%s; on [%s] %s: %s", rows, len,
-             algos[plan->s.algo], paths[plan->path], plan->reason,
-             plan->is_fallback ? " (fallback)" : "", device, caps->platform, caps->name);
+    cla_context_device_text(plan->ctx, device, sizeof device);
+    cla_logf(&plan->ctx->log, CLATTN_LOG_INFO, "plan: softmax%s%s -> %s %s; why: %s%s; on %s", rows,
+             len, algos[plan->s.algo], paths[plan->path], plan->reason,
+             plan->is_fallback ? " (fallback)" : "", device);
 }
 
 static clattn_status choose(clattn_softmax_plan *plan)

@@ -29,13 +29,8 @@ void bench_ratio_print(struct libscols_table *table)
 {
     static const char *const least[] = {"PAIRS", "QUARTILES", "WORK SPEED", "GFLOP/S", "DEVICE",
                                         "MAX ERROR", "CPU SPEED", NULL};
-    char hidden[128], text[256];
 
-    tool_table_fit(table, least, hidden, sizeof hidden);
-    tool_table_print(table);
-    snprintf(text, sizeof text, "left out of %d columns: %s (see --json)", tool_columns(), hidden);
-    if (hidden[0])
-        tool_print_wrapped(text, 0);
+    tool_table_print_fitted(table, least, "--json");
 }
 
 struct result {

@@ -377,14 +377,8 @@ static void print_table(struct libscols_table *table)
     static const char *const least[] = {
         "MIN MS", "RUNS", "WORKSPACE MB", "QUARTILES", "GB/S", "MB", "PEAK", "% OF PEAK", "TILE",
         "CAUSAL", "MASK", "KERNEL", "% OF READ", "TYPES", NULL};
-    char hidden[256], text[400];
 
-    tool_table_fit(table, least, hidden, sizeof hidden);
-    tool_table_print(table);
-    snprintf(text, sizeof text, "left out of %d columns: %s (see --csv and --json)",
-             tool_columns(), hidden);
-    if (hidden[0])
-        tool_print_wrapped(text, 0);
+    tool_table_print_fitted(table, least, "--csv and --json");
 }
 
 int bench_report_finish(struct bench_report *report, const struct tool_session *sessions,

@@ -234,6 +234,18 @@ void tool_table_print(struct libscols_table *table)
     tool_table_free(table);
 }
 
+void tool_table_print_fitted(struct libscols_table *table, const char *const *least,
+                             const char *see)
+{
+    char hidden[256], text[400];
+
+    tool_table_fit(table, least, hidden, sizeof hidden);
+    tool_table_print(table);
+    snprintf(text, sizeof text, "left out of %d columns: %s (see %s)", tool_columns(), hidden, see);
+    if (hidden[0])
+        tool_print_wrapped(text, 0);
+}
+
 void tool_table_free(struct libscols_table *table)
 {
     if (table)

@@ -48,6 +48,11 @@ void tool_print_wrapped(const char *text, int indent);
 
 // Prints the table to stdout and frees it. Columns that may be broken are, between words.
 void tool_table_print(struct libscols_table *table);
+
+// tool_table_fit() by `least`, tool_table_print(), and a line that names the columns without room
+// and the options `see` that show them.
+void tool_table_print_fitted(struct libscols_table *table, const char *const *least,
+                             const char *see);
 void tool_table_free(struct libscols_table *table);
 
 // A string whatever its bytes: what is no UTF-8 becomes '?'.
