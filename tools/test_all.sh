@@ -447,6 +447,20 @@ step_failures() {
   ! have gcc || suites gcc failures 14400 failures "allocations cpu" "allocations opencl"
 }
 
+step_packages() {
+  check "Debian packages" timeout --foreground 3600 tools/debian_check.sh
+}
+
+# For other machines and systems, run by emulators.
+step_cross() {
+  check "cross builds" timeout --foreground 7200 tools/cross_check.sh
+}
+
+# The README in a system that has nothing else.
+step_fresh() {
+  check "a fresh Debian" timeout --foreground 3600 tools/fresh_check.sh "$build/fresh"
+}
+
 # ---- the installed library ---------------------------------------------------------------------
 
 step_install() {
@@ -472,22 +486,6 @@ step_python() {
   [ "$full" = no ] || options=(--long)
   check "the Python module" env "${device_env[@]}" timeout --foreground 3600 \
     tools/python_check.sh "${options[@]}" "$build/python"
-}
-
-# ---- with --full only --------------------------------------------------------------------------
-
-step_packages() {
-  check "Debian packages" timeout --foreground 3600 tools/debian_check.sh
-}
-
-# For other machines and systems, run by emulators.
-step_cross() {
-  check "cross builds" timeout --foreground 7200 tools/cross_check.sh
-}
-
-# The README in a system that has nothing else.
-step_fresh() {
-  check "a fresh Debian" timeout --foreground 3600 tools/fresh_check.sh "$build/fresh"
 }
 
 # ---- the real input ----------------------------------------------------------------------------

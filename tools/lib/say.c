@@ -138,12 +138,12 @@ void tool_log_receive(void *user, clattn_log_level level, const char *message)
     struct tool_log *log = user;
 
     pthread_mutex_lock(&log->mutex);
-    if (level <= env_level())
+    if (level <= env_level()) {
         tool_progress_clear();
-    if (level <= env_level())
         fprintf(stderr, "%s: log: %s\n", program_name, message);
-    else if (level == CLATTN_LOG_WARN && !log->quiet)
+    } else if (level == CLATTN_LOG_WARN && !log->quiet) {
         print_line("warning: ", message);
+    }
     if (level <= log->keep)
         keep(log, level, message);
     pthread_mutex_unlock(&log->mutex);
