@@ -259,7 +259,8 @@ static clattn_status check_workspace(const clattn_plan *plan, struct cla_facts *
                         w->offset_bytes, (unsigned long long)need);
     const size_t end = w->offset_bytes + (size_t)need;
     const cla_mem_fn fn = cla_facts_fn(facts);
-    clattn_status st = cla_buf_check("workspace", w, sizeof(float), end, fn, facts, &ctx->log);
+    clattn_status st =
+        cla_buf_check("workspace", w, sizeof(float), end, NULL, fn, facts, &ctx->log);
     struct cla_call_buf bufs[CLA_CALL_BUFS];
     cla_call_bufs(&plan->problem, c, bufs);
     const struct cla_buf_range own = {"workspace", w, end};

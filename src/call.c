@@ -222,7 +222,7 @@ static clattn_status check_more(const struct cla_checker *c, const clattn_attent
     // How much is needed is the algorithm's to say; what is brought has to be memory in any case.
     out->workspace = in->workspace;
     if (in->workspace.kind != CLATTN_BUF_ABSENT)
-        CLA_TRY(cla_check_buf(c, "workspace", &in->workspace, 1, 0));
+        CLA_TRY(cla_check_buf(c, "workspace", &in->workspace, 1, 0, NULL));
 done:
     return st;
 }

@@ -63,9 +63,38 @@ static clattn_status mem_size(const char *name, const clattn_buf *buf, cla_mem_f
     return CLATTN_OK;
 }
 
+// "2 x 8 x 16": with one axis more where `innermost` is not 0.
+static void numbers_text(const int64_t *numbers, int axes, int64_t innermost, char *text,
+                         size_t size)
+{
+    size_t used = 0;
+    for (int i = 0; i < axes + (innermost != 0) && used < size; i++) {
+        const int64_t n = i < axes ? numbers[i] : innermost;
+        const int added =
+            snprintf(text + used, size - used, "%s%lld", i ? " x " : "", (long long)n);
+        used += added > 0 ? (size_t)added : 0;
+    }
+}
+
+static clattn_status too_small(const char *name, size_t end_bytes, size_t size,
+                               const struct cla_shape *shape, const struct cla_log *log)
+{
+    char extents[120] = "", strides[120] = "";
+    if (shape) {
+        // Where nothing is innermost, elements are counted by the axes alone.
+        numbers_text(shape->extent, shape->axes, shape->innermost > 1 ? shape->innermost : 0,
+                     extents, sizeof extents);
+        numbers_text(shape->stride, shape->axes, 0, strides, sizeof strides);
+    }
+    return cla_fail(log, CLATTN_ERR_BUFFER_TOO_SMALL,
+                    "%s needs %zu bytes from the start of its memory%s%s%s%s%s, it has %zu", name,
+                    end_bytes, shape ? " (" : "", extents, shape ? " with strides " : "", strides,
+                    shape ? ")" : "", size);
+}
+
 clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem_bytes,
-                            size_t end_bytes, cla_mem_fn mem_facts, void *user,
-                            const struct cla_log *log)
+                            size_t end_bytes, const struct cla_shape *shape, cla_mem_fn mem_facts,
+                            void *user, const struct cla_log *log)
 {
     if (buf->reserved)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s.buf.reserved is %u, not 0", name,
@@ -97,29 +126,21 @@ clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem
         if (!size)
             size = whole;
     }
-    if (size && end_bytes > size)
-        return cla_fail(log, CLATTN_ERR_BUFFER_TOO_SMALL,
-                        "%s needs %zu bytes from the start of its memory, it has %zu", name,
-                        end_bytes, size);
-    return CLATTN_OK;
+    return size && end_bytes > size ? too_small(name, end_bytes, size, shape, log) : CLATTN_OK;
 }
 
 clattn_status cla_check_buf(const struct cla_checker *c, const char *name, const clattn_buf *buf,
-                            size_t elem_bytes, size_t end_bytes)
+                            size_t elem_bytes, size_t end_bytes, const struct cla_shape *shape)
 {
-    return cla_buf_check(name, buf, elem_bytes, end_bytes, c->mem_facts, c->user, c->log);
+    return cla_buf_check(name, buf, elem_bytes, end_bytes, shape, c->mem_facts, c->user, c->log);
 }
 
 // What overflows is the caller's strides, or the shape where they follow from it.
-static clattn_status overflow(const struct cla_checker *c, const char *name, const int64_t *extent,
-                              const int64_t *stride, int n, bool strided)
+static clattn_status overflow(const struct cla_checker *c, const char *name,
+                              const struct cla_shape *shape, bool strided)
 {
-    const int64_t *shown = strided ? stride : extent;
     char text[96] = "";
-    for (int i = 0; i < n; i++) {
-        const size_t used = strlen(text);
-        snprintf(text + used, sizeof text - used, "%s%lld", i ? " x " : "", (long long)shown[i]);
-    }
+    numbers_text(strided ? shape->stride : shape->extent, shape->axes, 0, text, sizeof text);
     return strided ? cla_fail(c->log, CLATTN_ERR_STRIDE, "%s: strides %s overflow 64 bits", name,
                               text)
                    : cla_fail(c->log, CLATTN_ERR_SHAPE, "%s: extents %s overflow 64 bits", name,
@@ -128,15 +149,15 @@ static clattn_status overflow(const struct cla_checker *c, const char *name, con
 
 // Bytes from the start of the memory that are reached: offset + last element.
 static clattn_status reach(const struct cla_checker *c, const char *name, size_t offset_bytes,
-                           size_t elem_bytes, const int64_t *extent, const int64_t *stride, int n,
-                           int64_t innermost, bool strided, size_t *end_bytes)
+                           size_t elem_bytes, const struct cla_shape *shape, bool strided,
+                           size_t *end_bytes)
 {
-    int64_t last = innermost, bytes = 0;
+    int64_t last = shape->innermost, bytes = 0;
     bool ok = true;
-    for (int i = 0; i < n; i++)
-        ok = ok && add_product(&last, extent[i] - 1, stride[i]);
+    for (int i = 0; i < shape->axes; i++)
+        ok = ok && add_product(&last, shape->extent[i] - 1, shape->stride[i]);
     if (!ok || !add_product(&bytes, last, (int64_t)elem_bytes))
-        return overflow(c, name, extent, stride, n, strided);
+        return overflow(c, name, shape, strided);
     if ((uint64_t)bytes > SIZE_MAX || offset_bytes > SIZE_MAX / 2 ||
         (uint64_t)bytes > SIZE_MAX / 2 - offset_bytes)
         return cla_fail(c->log, CLATTN_ERR_BUFFER_TOO_SMALL,
@@ -144,6 +165,20 @@ static clattn_status reach(const struct cla_checker *c, const char *name, size_t
                         offset_bytes, (long long)bytes);
     *end_bytes = (size_t)bytes + offset_bytes;
     return CLATTN_OK;
+}
+
+// Strides beside a layout that says them already: none, or those.
+static clattn_status check_unread_stride(const struct cla_checker *c, const char *name,
+                                         int64_t extent, int64_t given, int64_t own,
+                                         const char *axis)
+{
+    // An axis of one element has no step.
+    if (!given || given == own || extent < 2)
+        return CLATTN_OK;
+    return cla_fail(c->log, CLATTN_ERR_STRIDE,
+                    "%s.%s is %lld, but the layout makes it %lld: leave it 0, or set %s.layout to "
+                    "CLATTN_LAYOUT_STRIDED",
+                    name, axis, (long long)given, (long long)own, name);
 }
 
 // Elements of an output may not overlap: sorted by stride, each axis must step at least over what
@@ -192,7 +227,10 @@ clattn_status cla_check_tensor(const struct cla_checker *c, const char *name,
     if (extent[0] == 0 || len == 0) // an empty tensor needs no memory: what is given is not used
         goto done;
     out->buf = t->buf;
-    int64_t s[3] = {t->stride_batch, t->stride_head, t->stride_seq};
+    static const char *const axis_name[3] = {"stride_batch", "stride_head", "stride_seq"};
+    const int64_t given[3] = {t->stride_batch, t->stride_head, t->stride_seq};
+    int64_t s[3] = {given[0], given[1], given[2]};
+    const bool strided = t->layout == CLATTN_LAYOUT_STRIDED;
     if (t->layout != CLATTN_LAYOUT_STRIDED) {
         int64_t rows = 0, all = 0;
         if (!add_product(&rows, heads, len) || !add_product(&all, rows, dim))
@@ -203,6 +241,8 @@ clattn_status cla_check_tensor(const struct cla_checker *c, const char *name,
         s[0] = all;
         s[1] = bshd ? dim : len * dim;
         s[2] = bshd ? heads * dim : dim;
+        for (int i = 0; i < 3; i++)
+            CLA_TRY(check_unread_stride(c, name, extent[i], given[i], s[i], axis_name[i]));
     }
     for (int i = 0; i < 3; i++) {
         if (s[i] < 0)
@@ -210,11 +250,11 @@ clattn_status cla_check_tensor(const struct cla_checker *c, const char *name,
                              name, (long long)s[i], i));
         out->stride[i] = s[i];
     }
-    CLA_TRY(reach(c, name, t->buf.offset_bytes, elem_bytes, extent, s, 3, dim,
-                  t->layout == CLATTN_LAYOUT_STRIDED, &out->end_bytes));
+    const struct cla_shape shape = {3, extent, s, dim};
+    CLA_TRY(reach(c, name, t->buf.offset_bytes, elem_bytes, &shape, strided, &out->end_bytes));
     if (output)
         CLA_TRY(check_no_self_overlap(c, name, extent, s, dim));
-    CLA_TRY(cla_check_buf(c, name, &t->buf, elem_bytes, out->end_bytes));
+    CLA_TRY(cla_check_buf(c, name, &t->buf, elem_bytes, out->end_bytes, &shape));
     out->offset = (int64_t)(t->buf.offset_bytes / elem_bytes);
 done:
     return st;
@@ -224,6 +264,8 @@ clattn_status cla_check_mask(const struct cla_checker *c, const char *name, cons
                              const int64_t extent[4], size_t elem_bytes, struct cla_mask *out)
 {
     static const char *const axis_name[4] = {"batch", "head", "query", "key"};
+    static const char *const stride_name[4] = {"stride[0]", "stride[1]", "stride[2]", "stride[3]"};
+    const bool strided = m->layout == CLATTN_LAYOUT_STRIDED;
     clattn_status st = CLATTN_OK;
     *out = (struct cla_mask){0};
     if (m->layout != CLATTN_LAYOUT_BHSD && m->layout != CLATTN_LAYOUT_STRIDED)
@@ -245,7 +287,9 @@ clattn_status cla_check_mask(const struct cla_checker *c, const char *name, cons
     out->buf = m->buf;
     int64_t contiguous = 1;
     for (int i = 3; i >= 0; i--) {
-        int64_t s = m->layout == CLATTN_LAYOUT_STRIDED ? m->stride[i] : contiguous;
+        const int64_t s = strided ? m->stride[i] : contiguous;
+        if (!strided)
+            CLA_TRY(check_unread_stride(c, name, own[i], m->stride[i], s, stride_name[i]));
         if (s < 0)
             CLA_TRY(cla_fail(c->log, CLATTN_ERR_STRIDE, "%s.stride[%d] (%s) is %lld, negative",
                              name, i, axis_name[i], (long long)s));
@@ -255,9 +299,9 @@ clattn_status cla_check_mask(const struct cla_checker *c, const char *name, cons
                              name, i, (long long)own[i]));
         out->stride[i] = own[i] == 1 ? 0 : s;
     }
-    CLA_TRY(reach(c, name, m->buf.offset_bytes, elem_bytes, own, out->stride, 4, 1,
-                  m->layout == CLATTN_LAYOUT_STRIDED, &out->end_bytes));
-    CLA_TRY(cla_check_buf(c, name, &m->buf, elem_bytes, out->end_bytes));
+    const struct cla_shape shape = {4, own, out->stride, 1};
+    CLA_TRY(reach(c, name, m->buf.offset_bytes, elem_bytes, &shape, strided, &out->end_bytes));
+    CLA_TRY(cla_check_buf(c, name, &m->buf, elem_bytes, out->end_bytes, &shape));
     out->offset = (int64_t)(m->buf.offset_bytes / elem_bytes);
 done:
     return st;
@@ -275,12 +319,12 @@ clattn_status cla_check_vector(const struct cla_checker *c, const char *name,
     if (all == 0)
         return CLATTN_OK;
     out->buf = *buf;
-    const int64_t one[1] = {all};
-    const int64_t step[1] = {1};
-    clattn_status st = reach(c, name, buf->offset_bytes, elem_bytes, one, step, 1, 1, false,
-                             &out->end_bytes);
+    const int64_t contiguous[3] = {extent[1] * extent[2], extent[2], 1};
+    const struct cla_shape shape = {3, extent, contiguous, 1};
+    clattn_status st =
+        reach(c, name, buf->offset_bytes, elem_bytes, &shape, false, &out->end_bytes);
     out->offset = (int64_t)(buf->offset_bytes / elem_bytes);
-    return st == CLATTN_OK ? cla_check_buf(c, name, buf, elem_bytes, out->end_bytes) : st;
+    return st == CLATTN_OK ? cla_check_buf(c, name, buf, elem_bytes, out->end_bytes, &shape) : st;
 }
 
 // ---- overlaps ----------------------------------------------------------------------------

@@ -33,7 +33,7 @@ struct cla_checker {
 };
 
 clattn_status cla_check_buf(const struct cla_checker *c, const char *name, const clattn_buf *buf,
-                            size_t elem_bytes, size_t end_bytes);
+                            size_t elem_bytes, size_t end_bytes, const struct cla_shape *shape);
 
 // Extents [batch, head, sequence]; without batch or sequence no memory is needed.
 clattn_status cla_check_tensor(const struct cla_checker *c, const char *name,

@@ -38,6 +38,7 @@ static clattn_status complete(clattn_context_desc *d, const struct cla_log *log)
 {
     clattn_status st = CLATTN_OK;
     bool given = false;
+    cla_log_check_env(log);
     const char *only = "CLATTN_CONTEXT_EMBEDDED_KERNELS is in flags";
 #if defined(CLA_EMBEDDED_KERNELS)
     d->flags |= CLATTN_CONTEXT_EMBEDDED_KERNELS;
@@ -520,8 +521,8 @@ static clattn_status check_copy(clattn_context *ctx, const char *name, const cla
         return cla_fail(&ctx->log, CLATTN_ERR_BUFFER_TOO_SMALL,
                         "%s.buf.offset_bytes is %zu, from where no memory has %zu bytes", name,
                         buf->offset_bytes, bytes);
-    return cla_buf_check(name, buf, 1, buf->offset_bytes + bytes, cla_context_mem_facts(ctx), ctx,
-                         &ctx->log);
+    return cla_buf_check(name, buf, 1, buf->offset_bytes + bytes, NULL, cla_context_mem_facts(ctx),
+                         ctx, &ctx->log);
 }
 
 clattn_status clattn_mem_write(clattn_context *ctx, const clattn_buf *dst, const void *src,

@@ -30,9 +30,12 @@ clattn_status cla_context_check(const clattn_context *ctx)
 
 void cla_context_device_text(const clattn_context *ctx, char *text, size_t size)
 {
-    char index[16] = "cpu";
+    // Only a device of the list has a number.
+    char index[16];
     if (ctx->index >= 0)
         snprintf(index, sizeof index, "%d", (int)ctx->index);
+    else
+        snprintf(index, sizeof index, "%s", ctx->ocl ? "adopted" : "cpu");
     snprintf(text, size, "[%s] %s: %s", index, ctx->caps.platform, ctx->caps.name);
 }
 

@@ -158,11 +158,20 @@ struct cla_mem_facts {
 // CLATTN_ERR_BUFFER_MISSING for what is no buffer. Does not log.
 typedef clattn_status (*cla_mem_fn)(void *user, void *mem, struct cla_mem_facts *facts);
 
+// What elements a buffer holds, for messages: up to four axes, each with its stride, and inside of
+// them `innermost` elements side by side.
+struct cla_shape {
+    int axes;
+    const int64_t *extent, *stride;
+    int64_t innermost;
+};
+
 // A buffer of elements of `elem_bytes` that is used up to `end_bytes`, counted from its start.
-// `mem_facts` is NULL where no cl_mem is legal. Logs what is wrong with it.
+// `shape`, which that end comes from, may be NULL; `mem_facts` is NULL where no cl_mem is legal.
+// Logs what is wrong with it.
 clattn_status cla_buf_check(const char *name, const clattn_buf *buf, size_t elem_bytes,
-                            size_t end_bytes, cla_mem_fn mem_facts, void *user,
-                            const struct cla_log *log);
+                            size_t end_bytes, const struct cla_shape *shape, cla_mem_fn mem_facts,
+                            void *user, const struct cla_log *log);
 
 // call -> checked call. Logs what is wrong with the values.
 clattn_status cla_call_check(const struct cla_problem *p, const clattn_attention_call *call,

@@ -90,13 +90,13 @@ static void use_host(clattn_softmax_plan *plan, clattn_status failed)
     plan->path = CLATTN_SOFTMAX_PATH_HOST;
     plan->is_fallback = failed != CLATTN_OK;
     if (failed == CLATTN_OK) {
-        snprintf(plan->reason, sizeof plan->reason, "portable C, instruction set %s",
-                 cla_host_isa());
+        snprintf(plan->reason, sizeof plan->reason,
+                 "the context's device is the CPU path: instruction set %s", cla_host_isa());
         return;
     }
     snprintf(plan->reason, sizeof plan->reason,
-             "portable C, instruction set %s; the OpenCL device was given up: %s", cla_host_isa(),
-             clattn_status_string(failed));
+             "the OpenCL device was given up: %s; the CPU path's instruction set is %s",
+             clattn_status_string(failed), cla_host_isa());
     cla_logf(&plan->ctx->log, CLATTN_LOG_WARN,
              "fallback: the CPU path computes this softmax, not the OpenCL device: %s",
              clattn_status_string(failed));
@@ -277,7 +277,9 @@ static clattn_status check_rows(const struct cla_log *log, struct cla_facts *fac
                         (int)buf->kind, (int)CLATTN_BUF_CL_MEM, name, (unsigned)buf->reserved);
     clattn_status st = reach(log, name, buf->offset_bytes, elem, rows, len, stride, end_bytes);
     if (st == CLATTN_OK && *end_bytes)
-        st = cla_buf_check(name, buf, elem, *end_bytes, cla_facts_fn(facts), facts, log);
+        st = cla_buf_check(name, buf, elem, *end_bytes,
+                           &(struct cla_shape){1, &rows, &stride, len}, cla_facts_fn(facts), facts,
+                           log);
     *offset = (int64_t)(buf->offset_bytes / elem);
     return st;
 }
@@ -352,7 +354,8 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
                              call.workspace.offset_bytes, need));
         out->workspace_end_bytes = call.workspace.offset_bytes + need;
         CLA_TRY(cla_buf_check("workspace", &call.workspace, sizeof(float),
-                              out->workspace_end_bytes, cla_facts_fn(&facts), &facts, log));
+                              out->workspace_end_bytes, NULL, cla_facts_fn(&facts), &facts,
+                              log));
         out->workspace_offset = (int64_t)(call.workspace.offset_bytes / sizeof(float));
     }
     CLA_TRY(check_overlaps(log, &facts, s, out));

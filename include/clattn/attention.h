@@ -179,7 +179,8 @@ typedef struct clattn_tensor {
     clattn_buf buf;       ///< the memory
     int32_t layout;       ///< enum clattn_layout
     int32_t reserved;     ///< 0
-    int64_t stride_batch; ///< elements, >= 0; read with CLATTN_LAYOUT_STRIDED only
+    /// Elements, >= 0, read with CLATTN_LAYOUT_STRIDED; else 0, or what the layout makes it
+    int64_t stride_batch;
     int64_t stride_head;  ///< likewise; 0 on batch or head of K and V broadcasts
     int64_t stride_seq;   ///< likewise
 } clattn_tensor;
@@ -194,7 +195,8 @@ typedef struct clattn_mask {
     /// Extents [batch, head, query, key]: 1 broadcasts along that axis, else it must be the
     /// call's own; 0 = the call's own.
     int32_t extent[4];
-    /// Elements (of a mask: bytes), >= 0, 0 broadcasts; read with CLATTN_LAYOUT_STRIDED only
+    /// Elements (of a mask: bytes), >= 0, 0 broadcasts, read with CLATTN_LAYOUT_STRIDED; else 0,
+    /// or what the layout makes it
     int64_t stride[4];
 } clattn_mask;
 
@@ -416,7 +418,8 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 ///                                      sequence is longer than len_q or len_kv; len_kv is more
 ///                                      than the page table has room for, or there are no pages
 ///         CLATTN_ERR_STRIDE            a stride is negative or reaches beyond 64 bits, or elements
-///                                      of O overlap
+///                                      of O overlap; one is set and the layout, which is not
+///                                      CLATTN_LAYOUT_STRIDED, makes it another
 ///         CLATTN_ERR_BUFFER_MISSING    a buffer that the plan's features ask for is absent or its
 ///                                      pointer NULL; a cl_mem that is no buffer, or without
 ///                                      OpenCL;

@@ -44,7 +44,8 @@ typedef enum clattn_status {
     /// Head counts, head dimensions or lengths contradict each other (heads_q not a multiple of
     /// heads_kv, a mask extent that is neither 1 nor the tensor's), or their product overflows.
     CLATTN_ERR_SHAPE = 2,
-    /// A stride is negative, overflows 64 bits, or makes elements of an output overlap.
+    /// A stride is negative, overflows 64 bits, makes elements of an output overlap, or is set
+    /// beside a layout that makes it another.
     CLATTN_ERR_STRIDE = 3,
     /// A buffer that the description demands is absent, its pointer is NULL, or its kind does not
     /// suit the call: host memory where a cl_mem is demanded, a cl_mem where there is no OpenCL, a

@@ -22,7 +22,7 @@
 ///     CLATTN_ERR_STRUCT_SIZE       call->struct_size
 ///     CLATTN_ERR_SHAPE             a product of extents overflows; what the fields say beside
 ///     CLATTN_ERR_STRIDE            a stride is negative or reaches beyond 64 bits, or elements of
-///                                  an output overlap
+///                                  an output overlap; one is set beside another layout
 ///     CLATTN_ERR_BUFFER_MISSING    a buffer that is needed is absent; a cl_mem without OpenCL
 ///     CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short
 ///     CLATTN_ERR_OVERLAP           an output overlaps another buffer without being it

@@ -13,7 +13,6 @@ static int propose_host(const struct cla_algo *self, const struct cla_problem *p
                         struct cla_notes *refusals)
 {
     (void)self;
-    (void)caps;
     (void)refusals;
     if (max < 1)
         return 0;
@@ -21,7 +20,10 @@ static int propose_host(const struct cla_algo *self, const struct cla_problem *p
     cla_host_tile(p, &width, &tile_q, &tile_k);
     *out = (struct cla_tile){.kernel = CLATTN_KERNEL_AUTO, .tile_q = tile_q, .tile_k = tile_k,
                              .width = width};
-    snprintf(out->reason, sizeof out->reason, "portable C, instruction set %s, tile %d x %d",
+    const char *why = p->algo == CLATTN_ALGO_HOST        ? "the CPU path was asked for"
+                      : caps->type == CLA_DEVICE_BUILTIN ? "the context's device is the CPU path"
+                                                         : "the CPU path, since no kernel serves";
+    snprintf(out->reason, sizeof out->reason, "%s: instruction set %s, tile %d x %d", why,
              cla_host_isa_of(p), (int)tile_q, (int)tile_k);
     return 1;
 }

@@ -95,7 +95,7 @@ static void add_reason(const struct cla_problem *p, const struct cla_caps *caps,
         snprintf(t->reason + used, sizeof t->reason - used, ", keys in %d parts", (int)parts);
     else
         snprintf(t->reason + used, sizeof t->reason - used,
-                 ", keys in %d parts: %.0f work-groups for %d compute units without", (int)parts,
+                 ", keys in %d parts: otherwise %.0f work-groups for %d compute units", (int)parts,
                  whole_groups(p, t, &e), (int)caps->compute_units);
 }
 

@@ -47,8 +47,11 @@ int cla_tiled_propose(const struct cla_algo *self, const struct cla_problem *p,
     const bool both = p->kernel == CLATTN_KERNEL_AUTO &&
                       (p->algo != CLATTN_ALGO_AUTO || p->no_fallback);
     if (p->kernel == CLATTN_KERNEL_AUTO && !both)
-        cla_note(refusals, "%s, %s shape: the CPU path is faster than it is on this device",
-                 self->name, other == CLATTN_KERNEL_GROUP ? "group" : "vector");
+        cla_note(refusals,
+                 "%s, %s shape: passed over: the %s shape suits this device, and where that fails "
+                 "the CPU path is faster than this one",
+                 self->name, other == CLATTN_KERNEL_GROUP ? "group" : "vector",
+                 other == CLATTN_KERNEL_GROUP ? "vector" : "group");
     if (first == CLATTN_KERNEL_SUBGROUP && !self->tiled->subgroups) {
         cla_note(refusals, "%s: it has no subgroup shape", self->name);
         return 0;

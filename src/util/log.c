@@ -50,6 +50,18 @@ void cla_log_init(struct cla_log *log, clattn_log_fn fn, void *user, clattn_log_
             log->level = levels[i].level;
 }
 
+void cla_log_check_env(const struct cla_log *log)
+{
+    const char *wanted = log->fn == to_stderr ? cla_os_env("CLATTN_LOG") : NULL;
+    for (int i = 0; wanted && i < NUM_LEVELS; i++)
+        if (strcmp(wanted, levels[i].name) == 0)
+            return;
+    if (wanted)
+        cla_logf(log, CLATTN_LOG_WARN,
+                 "CLATTN_LOG is \"%.40s\", neither error, warn, info nor debug: taken as warn",
+                 wanted);
+}
+
 static void log_va(const struct cla_log *log, clattn_log_level level, const char *format,
                    va_list args)
 {

@@ -16,6 +16,9 @@ struct cla_log {
 // (error|warn|info|debug: one line each to stderr).
 void cla_log_init(struct cla_log *log, clattn_log_fn fn, void *user, clattn_log_level level);
 
+// Warns where $CLATTN_LOG decides and is no level.
+void cla_log_check_env(const struct cla_log *log);
+
 // One line. NULL `log` is ignored.
 CLA_PRINTF(3, 4)
 void cla_logf(const struct cla_log *log, clattn_log_level level, const char *format, ...);

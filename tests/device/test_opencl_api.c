@@ -520,7 +520,13 @@ static void test_sub_device(void **state)
     cl_context context = clCreateContext(NULL, 1, &parts[0], NULL, NULL, &code);
     CL_OK(code);
     clattn_context *ctx = NULL;
-    assert_int_equal(clattn_context_create_opencl(NULL, context, parts[0], NULL, &ctx), CLATTN_OK);
+    struct log_capture log = {0};
+    clattn_context_desc own;
+    clattn_context_desc_init(&own, sizeof own);
+    own.log = log_capture;
+    own.log_user = &log;
+    own.log_level = CLATTN_LOG_INFO;
+    assert_int_equal(clattn_context_create_opencl(&own, context, parts[0], NULL, &ctx), CLATTN_OK);
     CL_OK(clReleaseContext(context));
     for (cl_uint i = 0; i < count; i++)
         CL_OK(clReleaseDevice(parts[i]));
@@ -529,6 +535,8 @@ static void test_sub_device(void **state)
     desc.flags = CLATTN_NO_FALLBACK;
     clattn_plan *plan = NULL;
     assert_int_equal(clattn_attention_plan_create(ctx, &desc, &plan), CLATTN_OK);
+    if (!strstr(log.text, "; on [adopted] "))
+        fail_msg("no word of the device in: %s", log.text);
     float *o = malloc(app.bytes[BUF_O]), *lse = malloc(app.bytes[BUF_LSE]);
     assert_non_null(o);
     assert_non_null(lse);

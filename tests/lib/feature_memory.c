@@ -115,11 +115,11 @@ static clattn_tensor tensor_of(const struct feature_view *w)
     clattn_tensor t = {.layout = w->layout};
     t.buf.offset_bytes = GUARD_BYTES + w->offset * bytes;
     t.buf.size_bytes = GUARD_BYTES + w->reach * bytes;
-    // Strides must not be read where the layout is a contiguous one.
-    const bool strided = w->layout == CLATTN_LAYOUT_STRIDED;
-    t.stride_batch = strided ? (int64_t)w->stride[0] : -7;
-    t.stride_head = strided ? (int64_t)w->stride[1] : -7;
-    t.stride_seq = strided ? (int64_t)w->stride[2] : -7;
+    // Where the layout is a contiguous one, none or its own are the same.
+    const bool given = w->layout == CLATTN_LAYOUT_STRIDED || w->extent[2] % 2;
+    t.stride_batch = given ? (int64_t)w->stride[0] : 0;
+    t.stride_head = given ? (int64_t)w->stride[1] : 0;
+    t.stride_seq = given ? (int64_t)w->stride[2] : 0;
     return t;
 }
 

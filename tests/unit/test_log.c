@@ -64,6 +64,28 @@ static void log_does_not_cut_long_messages(void **state)
     }
 }
 
+static FILE *stderr_file;
+
+// The descriptor that stderr had.
+static int stderr_to_file(void)
+{
+    stderr_file = tmpfile();
+    assert_non_null(stderr_file);
+    fflush(stderr);
+    const int saved = dup(STDERR_FILENO);
+    assert_true(dup2(fileno(stderr_file), STDERR_FILENO) >= 0);
+    return saved;
+}
+
+static void stderr_back(int saved, char *text, size_t size)
+{
+    assert_true(dup2(saved, STDERR_FILENO) >= 0);
+    close(saved);
+    rewind(stderr_file);
+    text[fread(text, 1, size - 1, stderr_file)] = '\0';
+    fclose(stderr_file);
+}
+
 // What a log without callback writes to stderr at all four levels.
 static void stderr_of(const char *variable, char *out, size_t size)
 {
@@ -71,20 +93,12 @@ static void stderr_of(const char *variable, char *out, size_t size)
         setenv("CLATTN_LOG", variable, 1);
     else
         unsetenv("CLATTN_LOG");
-    FILE *file = tmpfile();
-    assert_non_null(file);
-    fflush(stderr);
-    int saved = dup(STDERR_FILENO);
-    assert_true(dup2(fileno(file), STDERR_FILENO) >= 0);
+    const int saved = stderr_to_file();
     struct cla_log log;
     cla_log_init(&log, NULL, NULL, CLATTN_LOG_DEBUG);
     for (int level = CLATTN_LOG_ERROR; level <= CLATTN_LOG_DEBUG; level++)
         cla_logf(&log, (clattn_log_level)level, "L%d", level);
-    assert_true(dup2(saved, STDERR_FILENO) >= 0);
-    close(saved);
-    rewind(file);
-    out[fread(out, 1, size - 1, file)] = '\0';
-    fclose(file);
+    stderr_back(saved, out, size);
     unsetenv("CLATTN_LOG");
 }
 
@@ -107,6 +121,36 @@ static void log_without_callback(void **state)
                         "clattn error: L1\nclattn warn: L2\nclattn info: L3\nclattn debug: L4\n");
     stderr_of("1", text, sizeof text); // no level: the default
     assert_string_equal(text, "clattn error: L1\nclattn warn: L2\n");
+}
+
+// A word that is no level is said to be none.
+static void log_checks_the_environment(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *word;
+        bool wrong;
+    } words[] = {{"error", false}, {"debug", false}, {"verbose", true}, {"INFO", true},
+                 {"", false}};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        setenv("CLATTN_LOG", words[i].word, 1);
+        struct cla_log log;
+        char text[256];
+        const int saved = stderr_to_file();
+        cla_log_init(&log, NULL, NULL, CLATTN_LOG_WARN);
+        cla_log_check_env(&log);
+        stderr_back(saved, text, sizeof text);
+        assert_int_equal(text[0] != 0, words[i].wrong);
+        if (words[i].wrong) {
+            assert_non_null(strstr(text, words[i].word));
+            assert_non_null(strstr(text, "neither error, warn, info nor debug"));
+        }
+        // Who has a callback is not asked.
+        record_start(&record, CLATTN_LOG_DEBUG);
+        cla_log_check_env(&record.log);
+        assert_int_equal(record_total(&record), 0);
+        unsetenv("CLATTN_LOG");
+    }
 }
 
 static void log_callback_before_environment(void **state)
@@ -160,6 +204,7 @@ int main(void)
         cmocka_unit_test(log_fail_passes_the_status_on),
         cmocka_unit_test(log_does_not_cut_long_messages),
         cmocka_unit_test(log_without_callback),
+        cmocka_unit_test(log_checks_the_environment),
         cmocka_unit_test(log_callback_before_environment),
         cmocka_unit_test(notes_are_bounded),
         cmocka_unit_test(notes_are_cut_visibly),
