@@ -176,9 +176,9 @@ static clattn_status check_unread_stride(const struct cla_checker *c, const char
     if (!given || given == own || extent < 2)
         return CLATTN_OK;
     return cla_fail(c->log, CLATTN_ERR_STRIDE,
-                    "%s.%s is %lld, but the layout makes it %lld: leave it 0, or set %s.layout to "
-                    "CLATTN_LAYOUT_STRIDED",
-                    name, axis, (long long)given, (long long)own, name);
+                    "%s.%s is %lld, but %s.layout makes it %lld: leave it 0, or say "
+                    "CLATTN_LAYOUT_STRIDED there",
+                    name, axis, (long long)given, name, (long long)own);
 }
 
 // Elements of an output may not overlap: sorted by stride, each axis must step at least over what

@@ -151,7 +151,7 @@ static int tune_all(struct tool_session *s, const struct tune_options *opt, cons
 {
     struct tune_clock clock = {.start_ms = tool_now_ms(), .budget_ms = 1e3 * opt->budget_s,
                                .items = opt->rows * opt->algos};
-    int worst = 0;
+    int worst = 0, tiles = 0;
 
     for (; clock.item < clock.items && !tune_stopped(&clock) && worst != TOOL_DEVICE;
          clock.item++) {
@@ -159,10 +159,14 @@ static int tune_all(struct tool_session *s, const struct tune_options *opt, cons
         item.p.algo = opt->algo[clock.item % opt->algos];
         const int code = tune_one(s, opt, &clock, file, &item);
         worst = code > worst ? code : worst;
+        tiles += item.tiles;
         free(item.tile);
         if (item.stopped)
             break;
     }
+    if (opt->dry_run && !opt->json && clock.items > 1)
+        printf("\n%d tiles, each to be compiled and measured in pairs with the planner's choice\n"
+               "one --shape and --algo list theirs; --budget SECONDS bounds the time\n", tiles);
     if (!opt->json && clock.item < clock.items && tune_stopped(&clock))
         printf("%s: %d of %d done; the same command goes on with the others\n",
                tune_signal ? "stopped" : "the time is over", clock.item, clock.items);

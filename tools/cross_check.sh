@@ -6,12 +6,14 @@
 #
 #   FOLDER   for what is fetched and built, build-cross when it is not given (it has a slash in it
 #            or begins with "build")
-#   TARGET   i386 aarch64 armhf s390x mingw zig android; without one, all whose compiler is there
+#   TARGET   i386 aarch64 armhf s390x mingw zig android; without one, all whose compiler is there,
+#            and one at least
 #   --setup  stops where a target is configured: meson compile -C FOLDER/TARGET goes on
 #
 # Compilers and emulators are Debian's: gcc-i686-linux-gnu libc6-i386, gcc-aarch64-linux-gnu,
 # gcc-arm-linux-gnueabihf, gcc-s390x-linux-gnu, qemu-user-static, gcc-mingw-w64-x86-64, wine64 and
-# wine; `zig` is a command or the Python package ziglang; NDK is the folder of Android's. CMocka,
+# wine (tools/setup.sh full installs them); `zig` is a command, the Python package ziglang, or that
+# in an environment that is made in FOLDER where it is named; NDK is the folder of Android's. CMocka,
 # jansson and libsmartcols of the target are downloaded as packages and unpacked into FOLDER, so
 # that nothing foreign is installed.
 set -euo pipefail
@@ -23,7 +25,7 @@ case "${1:-}" in */* | build*) folder=$1; shift ;; esac
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 named=("$@")
-failed=() left_out=()
+failed=() left_out=() done=()
 jobs=${JOBS:-$(nproc)}
 
 # Unit tests that say something of a machine, and programs of the CPU path.
@@ -173,7 +175,14 @@ END
 # nowhere else.
 with_zig() {
   local zig=(zig) target file include=$folder/root-zig/include objects=$folder/zig
-  command -v zig >/dev/null || zig=(python3 -m ziglang)
+  if ! command -v zig >/dev/null; then
+    zig=(python3 -m ziglang)
+    if ! "${zig[@]}" version >/dev/null 2>&1; then
+      python3 -m venv "$folder/ziglang"
+      "$folder/ziglang/bin/pip" install -q --disable-pip-version-check ziglang==0.14.1
+      zig=("$folder/ziglang/bin/python" -m ziglang)
+    fi
+  fi
   mkdir -p "$include" "$objects"
   cp -r /usr/include/CL "$include"
   ln -sfn CL "$include/OpenCL" # Apple's name of the folder
@@ -258,7 +267,9 @@ for target in "${named[@]:-${all[@]}}"; do
     failed+=("$target")
     tail -n 20 "$folder/$target.log" >&2 || true
   fi
+  done+=("$target")
   step "$target: status $status, $((SECONDS - start)) s"
 done
 [ ${#left_out[@]} -eq 0 ] || echo "left out, compiler or runner missing: ${left_out[*]}"
+[ ${#done[@]} -gt 0 ] || { echo "FAILED: no compiler of another machine is here"; exit 1; }
 [ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }

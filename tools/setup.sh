@@ -29,7 +29,12 @@ test_packages=(
   scdoc mandoc doxygen libopenmpi-dev openmpi-bin
 )
 # Packages of Debian are built, looked at and installed; bash, zsh and fish complete options.
-full_packages=(debhelper lintian fakeroot debootstrap git zsh fish)
+# Compilers and emulators are for tools/cross_check.sh.
+full_packages=(
+  debhelper lintian fakeroot debootstrap git zsh fish
+  gcc-i686-linux-gnu libc6-i386 gcc-aarch64-linux-gnu gcc-arm-linux-gnueabihf gcc-s390x-linux-gnu
+  qemu-user-static gcc-mingw-w64-x86-64 wine wine64
+)
 
 case "${1:-}" in
   run) packages=("${run_packages[@]}") ;;

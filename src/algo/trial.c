@@ -7,7 +7,6 @@
 
 #include "abi.h"
 #include "algo/algo.h"
-#include "ref/ref.h"
 #include "sequence.h"
 
 enum {
@@ -262,7 +261,7 @@ clattn_status cla_trial(clattn_context *ctx, const struct cla_problem *p,
     memset(&t, 0, sizeof t);
     if (!make(&t, p, tile))
         CLA_TRY(cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "trial: no memory"));
-    CLA_TRY(cla_ref_forward(&t.p, &t.call, &t.mem));
+    CLA_TRY(cla_host_compute(ctx, &t.p, &t.call, &t.mem, true));
     const struct cla_extent e = {t.call.batch, t.call.len_q, t.call.len_kv, false};
     t.call.workspace_need = cla_workspace_need(ctx, algo, &t.p, prepared, &e);
     st = algo->run(ctx, &t.p, prepared, &t.call);

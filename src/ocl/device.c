@@ -37,48 +37,76 @@ struct query {
     const struct cla_cl *cl;
     const struct cla_log *log;
     cl_device_id device;
+    const char *missing; // the first needed fact that could not be had, and why
+    cl_int code;
 };
 
-static void unknown(const struct query *q, const char *fact, cl_int code)
+// What decides which kernels run, and whether their results can be trusted. Every driver of OpenCL
+// 1.2 has them: one that does not give them, maybe for want of memory just now, would have its
+// device computed around for as long as the context lives.
+static bool is_needed(cl_uint fact)
 {
-    cla_logf(q->log, CLATTN_LOG_DEBUG, "device fact %s: %s (%d)", fact, cla_cl_error_name(code),
+    switch (fact) {
+    case CL_DEVICE_TYPE:
+    case CL_DEVICE_PLATFORM:
+    case CL_PLATFORM_NAME: // of which quirks are known
+    case CL_DEVICE_VERSION:
+    case CL_DEVICE_AVAILABLE:
+    case CL_DEVICE_COMPILER_AVAILABLE:
+    case CL_DEVICE_MAX_COMPUTE_UNITS:
+    case CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT:
+    case CL_DEVICE_MAX_WORK_GROUP_SIZE:
+    case CL_DEVICE_MAX_WORK_ITEM_SIZES:
+    case CL_DEVICE_LOCAL_MEM_TYPE:
+    case CL_DEVICE_LOCAL_MEM_SIZE: return true;
+    default: return false;
+    }
+}
+
+static void unknown(struct query *q, cl_uint fact, const char *name, cl_int code)
+{
+    cla_logf(q->log, CLATTN_LOG_DEBUG, "device fact %s: %s (%d)", name, cla_cl_error_name(code),
              (int)code);
+    if (is_needed(fact) && !q->missing) {
+        q->missing = name;
+        q->code = code;
+    }
 }
 
 // A fact of fixed size; false and a value of 0 if it cannot be had.
-static bool get(const struct query *q, cl_device_info fact, const char *name, void *value,
+static bool get(struct query *q, cl_device_info fact, const char *name, void *value,
                 size_t size)
 {
     cl_int code = q->cl->GetDeviceInfo(q->device, fact, size, value, NULL);
     if (code == CL_SUCCESS)
         return true;
     memset(value, 0, size);
-    unknown(q, name, code);
+    unknown(q, fact, name, code);
     return false;
 }
 
-static bool get_bool(const struct query *q, cl_device_info fact, const char *name)
+static bool get_bool(struct query *q, cl_device_info fact, const char *name)
 {
     cl_bool value = CL_FALSE;
     get(q, fact, name, &value, sizeof value);
     return value != CL_FALSE;
 }
 
-static int32_t get_int(const struct query *q, cl_device_info fact, const char *name)
+static int32_t get_int(struct query *q, cl_device_info fact, const char *name)
 {
     cl_uint value = 0;
     get(q, fact, name, &value, sizeof value);
     return value > INT32_MAX ? INT32_MAX : (int32_t)value;
 }
 
-static size_t get_size(const struct query *q, cl_device_info fact, const char *name)
+static size_t get_size(struct query *q, cl_device_info fact, const char *name)
 {
     size_t value = 0;
     get(q, fact, name, &value, sizeof value);
     return value;
 }
 
-static size_t get_bytes(const struct query *q, cl_device_info fact, const char *name)
+static size_t get_bytes(struct query *q, cl_device_info fact, const char *name)
 {
     cl_ulong value = 0;
     get(q, fact, name, &value, sizeof value);
@@ -87,18 +115,18 @@ static size_t get_bytes(const struct query *q, cl_device_info fact, const char *
 
 // A text of any length, which the caller frees; NULL if it cannot be had. `platform` is asked
 // where it is not NULL, else the device.
-static char *get_text(const struct query *q, cl_platform_id platform, cl_uint fact,
+static char *get_text(struct query *q, cl_platform_id platform, cl_uint fact,
                       const char *name)
 {
     cl_int code = CL_SUCCESS;
     char *text = cla_cl_text(q->cl, platform, q->device, fact, &code);
     if (code != CL_SUCCESS)
-        unknown(q, name, code);
+        unknown(q, fact, name, code);
     return text;
 }
 
 // Cuts to the field and drops the blanks that some names are padded with.
-static void copy_text(const struct query *q, cl_platform_id platform, cl_uint fact,
+static void copy_text(struct query *q, cl_platform_id platform, cl_uint fact,
                       const char *name, char out[128])
 {
     out[0] = '\0';
@@ -151,7 +179,7 @@ static bool too_old(const char *version)
 
 // Sizes of sub-groups that a kernel can ask for. One below 8 would leave most of a row's items to
 // other sub-groups.
-static int32_t smallest_subgroup(const struct query *q)
+static int32_t smallest_subgroup(struct query *q)
 {
     size_t sizes[16] = {0}, bytes = 0, least = 0;
     if (q->cl->GetDeviceInfo(q->device, DEVICE_SUB_GROUP_SIZES, sizeof sizes, sizes, &bytes) !=
@@ -165,7 +193,7 @@ static int32_t smallest_subgroup(const struct query *q)
     return least <= 64 ? (int32_t)least : 0;
 }
 
-static void fill_extensions(const struct query *q, struct cla_caps *caps)
+static void fill_extensions(struct query *q, struct cla_caps *caps)
 {
     char *list = get_text(q, NULL, CL_DEVICE_EXTENSIONS, "CL_DEVICE_EXTENSIONS");
     if (list) {
@@ -207,7 +235,7 @@ static void fill_type(cl_device_type bits, struct cla_caps *caps)
     }
 }
 
-static void fill_groups(const struct query *q, struct cla_caps *caps)
+static void fill_groups(struct query *q, struct cla_caps *caps)
 {
     caps->max_group = get_size(q, CL_DEVICE_MAX_WORK_GROUP_SIZE, "CL_DEVICE_MAX_WORK_GROUP_SIZE");
 
@@ -219,10 +247,10 @@ static void fill_groups(const struct query *q, struct cla_caps *caps)
         for (size_t i = 0; i < 3 && (i + 1) * sizeof *items <= size; i++)
             caps->max_items[i] = items[i];
     else
-        unknown(q, "CL_DEVICE_MAX_WORK_ITEM_SIZES", code);
+        unknown(q, CL_DEVICE_MAX_WORK_ITEM_SIZES, "CL_DEVICE_MAX_WORK_ITEM_SIZES", code);
 }
 
-static void fill_memory(const struct query *q, struct cla_caps *caps)
+static void fill_memory(struct query *q, struct cla_caps *caps)
 {
     cl_device_local_mem_type kind = CL_NONE;
     get(q, CL_DEVICE_LOCAL_MEM_TYPE, "CL_DEVICE_LOCAL_MEM_TYPE", &kind, sizeof kind);
@@ -257,7 +285,7 @@ static uint32_t quirks(const struct cla_caps *caps)
            (llvmpipe ? CLA_QUIRK_SCALARIZES | CLA_QUIRK_LOOP_LIMIT : 0);
 }
 
-static void fill_texts(const struct query *q, struct cla_caps *caps)
+static void fill_texts(struct query *q, struct cla_caps *caps)
 {
     cl_platform_id platform = NULL;
     get(q, CL_DEVICE_PLATFORM, "CL_DEVICE_PLATFORM", &platform, sizeof platform);
@@ -269,14 +297,13 @@ static void fill_texts(const struct query *q, struct cla_caps *caps)
     copy_text(q, NULL, CL_DEVICE_VERSION, "CL_DEVICE_VERSION", caps->version);
 }
 
-// The code of CL_DEVICE_TYPE: a device that cannot even say this does not work.
-static cl_int fill_caps(const struct query *q, struct cla_caps *caps)
+// False where a needed fact could not be had: q->missing.
+static bool fill_caps(struct query *q, struct cla_caps *caps)
 {
     memset(caps, 0, sizeof *caps);
     cl_device_type type = 0;
-    cl_int code = q->cl->GetDeviceInfo(q->device, CL_DEVICE_TYPE, sizeof type, &type, NULL);
-    if (code != CL_SUCCESS)
-        return code;
+    if (!get(q, CL_DEVICE_TYPE, "CL_DEVICE_TYPE", &type, sizeof type))
+        return false;
     fill_type(type, caps);
     fill_texts(q, caps);
     caps->compiler = !too_old(caps->version) &&
@@ -289,21 +316,25 @@ static cl_int fill_caps(const struct query *q, struct cla_caps *caps)
     fill_memory(q, caps);
     fill_extensions(q, caps);
     caps->quirks = quirks(caps);
-    return CL_SUCCESS;
+    return !q->missing;
 }
 
 clattn_status cla_cl_device_caps(const struct cla_cl *cl, const struct cla_log *log,
                                  cl_device_id device, struct cla_caps *caps)
 {
     struct query q = {.cl = cl, .log = log, .device = device};
-    return cla_cl_check(log, fill_caps(&q, caps), "clGetDeviceInfo(CL_DEVICE_TYPE)");
+    char call[96];
+    if (fill_caps(&q, caps))
+        return CLATTN_OK;
+    snprintf(call, sizeof call, "clGetDeviceInfo(%s)", q.missing);
+    return cla_cl_check(log, q.code, call);
 }
 
 // "name (vendor)" of a platform, for messages.
 static void platform_text(const struct cla_cl *cl, const struct cla_log *log,
                           cl_platform_id platform, char *text, size_t size)
 {
-    const struct query q = {.cl = cl, .log = log};
+    struct query q = {.cl = cl, .log = log};
     char name[128], vendor[128];
     copy_text(&q, platform, CL_PLATFORM_NAME, "CL_PLATFORM_NAME", name);
     copy_text(&q, platform, CL_PLATFORM_VENDOR, "CL_PLATFORM_VENDOR", vendor);
@@ -367,16 +398,15 @@ static clattn_status add_platform(const struct cla_cl *cl, const struct cla_log 
         d->platform = platform;
         d->device = ids[i];
         struct query q = {.cl = cl, .log = log, .device = ids[i]};
-        cl_int code = fill_caps(&q, &d->caps);
-        if (code == CL_SUCCESS) {
+        if (fill_caps(&q, &d->caps)) {
             ++*count;
             continue;
         }
         char name[300];
         platform_text(cl, log, platform, name, sizeof name);
         cla_logf(log, CLATTN_LOG_WARN,
-                 "device %u of platform %s was passed over: clGetDeviceInfo: %s (%d)", i, name,
-                 cla_cl_error_name(code), (int)code);
+                 "device %u of platform %s was passed over: clGetDeviceInfo(%s): %s (%d)", i, name,
+                 q.missing, cla_cl_error_name(q.code), (int)q.code);
     }
     free(ids);
     return CLATTN_OK;

@@ -18,12 +18,13 @@ class RunErrors(Folder):
         self.bad(*rest, says=["option -q is missing"])
         self.bad(*q, "-v", "v.npy", says=["option -k is missing"])
         self.bad(*q, "-k", "k.npy", says=["option -v is missing"])
-        self.run_bad(*INPUTS, *CPU, says=["nothing to do", "-o, --lse or --compare"])
+        self.run_bad(*INPUTS, *CPU, says=["nothing to do", "-o O.npy", "--lse L.npy", "--compare"])
         self.bad(*INPUTS, *q, says=["option -q is given twice"])
         self.bad(*INPUTS, "--causal", "--causal", says=["option --causal is given twice"])
         self.bad(*INPUTS, "--json", "--json", says=["option --json is given twice"])
         self.bad(*INPUTS, "extra", says=["unexpected argument extra"])
-        self.bad(*INPUTS, "--causal", "top-left", says=["unexpected argument top-left"])
+        self.bad(*INPUTS, "--causal", "top-left",
+                 says=["unexpected argument top-left", "is given as --causal=top-left"])
         self.bad(*INPUTS, "--", says=["unexpected argument -o"])
         for option in ("--nonsense", "--nonsense=3", "-x", "--caus", "--lay=bhsd", "--tol=1", "-"):
             self.bad(*INPUTS, option, says=[option.split("=")[0]])
@@ -135,8 +136,9 @@ class RunErrors(Folder):
         case("q", (2, 4, 5, 0), ["-q", "shape (2, 4, 5, 0)", "dim"])
         case("k", (2, 0, 9, 12), ["-k", "head"])
         case("k", (1, 2, 9, 12), ["-k", "batch"])
-        case("k", (2, 3, 9, 12), ["-k", "shape (2, 3, 9, 12)", "multiple"])
-        case("k", (2, 8, 9, 12), ["-k", "multiple"])
+        case("k", (2, 3, 9, 12), ["-k", "shape (2, 3, 9, 12)", "do not divide", "-q, (2, 4, 5, 12)",
+                                 "--layout bshd [batch, sequence, heads, dim]"])
+        case("k", (2, 8, 9, 12), ["-k", "do not divide"])
         case("k", (2, 2, 9, 11), ["-k", "dim"])
         case("v", (2, 2, 8, 12), ["-v", "shape (2, 2, 8, 12)", "sequence"])
         case("v", (2, 1, 9, 12), ["-v", "heads"])
@@ -160,7 +162,7 @@ class RunErrors(Folder):
             self.save("m.npy", shape, [1] * size_of(shape), descr="|b1")
             self.bad(*INPUTS, "--mask", "m.npy", says=["--mask m.npy: shape (", says])
         self.save("m.npy", (1, 9), [1] * 9, descr="|b1")
-        self.bad(*INPUTS, "--mask", "m.npy", says=["--mask m.npy: shape: it has 2 axes"])
+        self.bad(*INPUTS, "--mask", "m.npy", says=["--mask m.npy: shape: it has 2 axes", "[1, 1, len_q, len_kv] serves all"])
         self.save("m.npy", ok, [1.0] * size_of(ok))
         self.bad(*INPUTS, "--mask", "m.npy", says=["--mask m.npy: dtype: it is '<f4', but bool"])
 

@@ -3,6 +3,7 @@
 """Tests of clattn-tune."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,6 +66,16 @@ class TuneDevices(Folder):
             text = self.run_ok("--shape", MANY, "--algo=fused", "--dry-run", "--device", device,
                                program=PROGRAMS.tune)
             self.assertIn("the planner's choice", text)
+
+    def test_dry_run_of_many(self):
+        """A line a shape and the sum; the tiles are those of one alone."""
+        for device in DEVICES:
+            text = self.run_ok("--shape", MANY, "--shape", FEW, "--algo=fused", "--dry-run",
+                               "--device", device, program=PROGRAMS.tune)
+            counts = [int(n) for n in re.findall(r": (\d+) tiles?$", text, re.M)]
+            self.assertEqual(len(counts), 2, text)
+            self.assertIn(f"\n{sum(counts)} tiles, each to be compiled", text)
+            self.assertNotIn("the planner's choice\n", text)
 
     def test_whole_run(self):
         """Measured, written, found again, and left out by the next run."""

@@ -347,8 +347,11 @@ bool tool_npy_read_stream(FILE *file, unsigned dtypes, int ndim, struct tool_npy
     if (ok && ndim && out->ndim != ndim)
         ok = refuse(&p, "shape: it has %d axes, but %d are needed", out->ndim, ndim);
     ok = ok && read_data(file, out, &p);
-    if (!ok)
+    if (!ok) {
+        const int axes = out->ndim;
         tool_npy_free(out);
+        out->ndim = axes;
+    }
     return ok;
 }
 

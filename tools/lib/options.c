@@ -85,6 +85,20 @@ static int refuse(int value, const char *token, const struct tool_option *table,
     return tool_fail(TOOL_USE, "unknown option %.*s (see --help)", size, token);
 }
 
+// A value behind an option whose value is optional has to stand in the same argument.
+static int refuse_argument(char **argv, const struct tool_option *table, int count)
+{
+    const char *before = argv[optind - 1];
+
+    for (int i = 0; optind > 1 && i < count; i++) {
+        if (table[i].arg == TOOL_ARG_OPTIONAL && strncmp(before, "--", 2) == 0 &&
+            strcmp(before + 2, table[i].name) == 0)
+            return tool_fail(TOOL_USE, "unexpected argument %s: a value of %s is given as %s=%s",
+                             argv[optind], before, before, argv[optind]);
+    }
+    return tool_fail(TOOL_USE, "unexpected argument %s (see --help)", argv[optind]);
+}
+
 int tool_options_parse(int argc, char **argv, const struct tool_option *table, int count,
                        tool_option_fn take, void *user)
 {
@@ -122,9 +136,7 @@ int tool_options_parse(int argc, char **argv, const struct tool_option *table, i
         if (code)
             return code;
     }
-    if (optind < argc)
-        return tool_fail(TOOL_USE, "unexpected argument %s (see --help)", argv[optind]);
-    return 0;
+    return optind < argc ? refuse_argument(argv, table, count) : 0;
 }
 
 bool tool_parse_int(const char *text, int64_t min, int64_t max, int64_t *out)

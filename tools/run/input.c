@@ -36,7 +36,10 @@ static int read_file(const char *shown, const char *path, unsigned dtypes, int n
 
     if (!path || tool_npy_read(path, dtypes, ndim, npy, why, sizeof why))
         return 0;
-    return tool_fail(TOOL_USE, "%s %s: %s", shown, path, why);
+    // What is the same for all sequences and heads is often kept without their axes.
+    const bool pairs = npy->ndim == 2 && (!strcmp(shown, "--mask") || !strcmp(shown, "--bias"));
+    return tool_fail(TOOL_USE, "%s %s: %s%s", shown, path, why,
+                     pairs ? ": [1, 1, len_q, len_kv] serves all sequences and heads" : "");
 }
 
 static int read_files(struct run *r)
@@ -244,6 +247,20 @@ static int bad_shape(const struct run *r, enum tool_tensor which, const char *ru
     return run_bad_shape(run_shown(which), r->opt.file[which], &r->in[which], rule);
 }
 
+// Extents that contradict those of another tensor, maybe since the axes are in another order.
+static int bad_pair(const struct run *r, enum tool_tensor which, enum tool_tensor other,
+                    const char *rule)
+{
+    const bool bshd = r->opt.layout == CLATTN_LAYOUT_BSHD;
+    char shape[256], text[512];
+
+    tool_npy_shape_text(r->in[other].ndim, r->in[other].shape, shape, sizeof shape);
+    snprintf(text, sizeof text, "%s, %s (the axes are [batch, %s, dim]%s)", rule, shape,
+             bshd ? "sequence, heads" : "heads, sequence",
+             bshd ? "" : "; with --layout bshd [batch, sequence, heads, dim]");
+    return bad_shape(r, which, text);
+}
+
 static int check_extents(const struct run *r, enum tool_tensor which, int head_axis)
 {
     const int64_t *shape = r->in[which].shape;
@@ -279,15 +296,15 @@ static int check_tensors(const struct run *r, int head, int seq)
     if (packed_kv && k[0] != 1)
         return bad_shape(r, TOOL_K, "batch must be 1 with --cu-seqlens-kv");
     if (!packed_q && !packed_kv && !paged && k[0] != q[0])
-        return bad_shape(r, TOOL_K, "batch differs from that of -q");
+        return bad_pair(r, TOOL_K, TOOL_Q, "batch differs from that of -q");
     if (q[head] % k[head] != 0)
-        return bad_shape(r, TOOL_K, "heads of -q are not a multiple of its heads");
+        return bad_pair(r, TOOL_K, TOOL_Q, "its heads do not divide those of -q");
     if (k[3] != q[3])
-        return bad_shape(r, TOOL_K, "dim differs from that of -q");
+        return bad_pair(r, TOOL_K, TOOL_Q, "dim differs from that of -q");
     if (paged && (k[seq] < 1 || k[seq] > 256))
         return bad_shape(r, TOOL_K, "a page must have 1 to 256 keys");
     if (v[0] != k[0] || v[head] != k[head] || v[seq] != k[seq])
-        return bad_shape(r, TOOL_V, "batch, heads or sequence differ from those of -k");
+        return bad_pair(r, TOOL_V, TOOL_K, "batch, heads or sequence differ from those of -k");
     return 0;
 }
 

@@ -203,6 +203,8 @@ void tune_report(const struct tune_options *opt, const struct tool_session *s,
         return;
     }
     printf("%s: %d tile%s\n", item->name, item->tiles, item->tiles == 1 ? "" : "s");
+    if (opt->dry_run && opt->rows * opt->algos > 1)
+        return; // a line for each; one alone is listed
     if (opt->dry_run || item->tile[0].state != TUNE_PLANNED)
         print_table(item, opt->dry_run);
     if (item->stopped)
