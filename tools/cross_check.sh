@@ -13,9 +13,9 @@
 # Compilers and emulators are Debian's: gcc-i686-linux-gnu libc6-i386, gcc-aarch64-linux-gnu,
 # gcc-arm-linux-gnueabihf, gcc-s390x-linux-gnu, qemu-user-static, gcc-mingw-w64-x86-64, wine64 and
 # wine (tools/setup.sh full installs them); `zig` is a command, the Python package ziglang, or that
-# in an environment that is made in FOLDER where it is named; NDK is the folder of Android's. CMocka,
-# jansson and libsmartcols of the target are downloaded as packages and unpacked into FOLDER, so
-# that nothing foreign is installed.
+# in an environment that is made in FOLDER where it is named; NDK is the folder of Android's.
+# CMocka, jansson and libsmartcols of the target are downloaded as packages and unpacked into
+# FOLDER, so that nothing foreign is installed.
 set -euo pipefail
 
 source=$(cd "$(dirname "$0")/.." && pwd)
@@ -46,7 +46,7 @@ fetch() {
     local apt=(apt-get -qq -o "APT::Architecture=$arch" -o "APT::Architectures=$arch"
                -o "Dir::State=$state" -o "Dir::State::status=$state/status"
                -o "Dir::Cache=$state/cache" -o "APT::Sandbox::User=$(id -un)")
-    "${apt[@]}" update
+    "${apt[@]}" update || echo "some package lists could not be had" >&2
     (cd "$state" && "${apt[@]}" download libcmocka-dev libcmocka0 libjansson-dev libjansson4 \
       libsmartcols-dev libsmartcols1 opencl-c-headers)
     for deb in "$state"/*.deb; do
@@ -124,7 +124,7 @@ cmocka_for_mingw() {
   local apt=(apt-get -qq -o "Dir::State=$state" -o "Dir::State::status=$state/status"
              -o "Dir::Cache=$state/cache" -o "Dir::Etc::SourceList=$source_list"
              -o Dir::Etc::SourceParts=/dev/null -o "APT::Sandbox::User=$(id -un)")
-  "${apt[@]}" update
+  "${apt[@]}" update || echo "some package lists could not be had" >&2
   (cd "$state" && "${apt[@]}" source --download-only cmocka && tar xf cmocka_*.orig.tar.xz)
   cd "$state"/cmocka-*/
   local header

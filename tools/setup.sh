@@ -32,7 +32,8 @@ test_packages=(
 # Compilers and emulators are for tools/cross_check.sh.
 full_packages=(
   debhelper lintian fakeroot debootstrap git zsh fish
-  gcc-i686-linux-gnu libc6-i386 gcc-aarch64-linux-gnu gcc-arm-linux-gnueabihf gcc-s390x-linux-gnu
+  gcc-i686-linux-gnu libc6-dev-i386-cross libc6-i386 gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+  gcc-arm-linux-gnueabihf libc6-dev-armhf-cross gcc-s390x-linux-gnu libc6-dev-s390x-cross
   qemu-user-static gcc-mingw-w64-x86-64 wine wine64
 )
 

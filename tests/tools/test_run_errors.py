@@ -162,7 +162,8 @@ class RunErrors(Folder):
             self.save("m.npy", shape, [1] * size_of(shape), descr="|b1")
             self.bad(*INPUTS, "--mask", "m.npy", says=["--mask m.npy: shape (", says])
         self.save("m.npy", (1, 9), [1] * 9, descr="|b1")
-        self.bad(*INPUTS, "--mask", "m.npy", says=["--mask m.npy: shape: it has 2 axes", "[1, 1, len_q, len_kv] serves all"])
+        self.bad(*INPUTS, "--mask", "m.npy",
+                 says=["--mask m.npy: shape: it has 2 axes", "[1, 1, len_q, len_kv] serves all"])
         self.save("m.npy", ok, [1.0] * size_of(ok))
         self.bad(*INPUTS, "--mask", "m.npy", says=["--mask m.npy: dtype: it is '<f4', but bool"])
 

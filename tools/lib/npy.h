@@ -31,7 +31,8 @@ struct tool_npy {
 
 // Reads the file at `path`, which must hold an array of one of these types and of this number of
 // axes (0 = 1 or 2). On failure `why` receives "field: what is wrong" without the path, and `out`
-// holds nothing but the number of axes, if that was read. Any bytes are safe to read, and no more memory is taken than the file has data.
+// holds nothing but the number of axes, if that was read. Any bytes are safe to read, and no more
+// memory is taken than the file has data.
 bool tool_npy_read(const char *path, unsigned dtypes, int ndim, struct tool_npy *out, char *why,
                    size_t why_size);
 

@@ -255,14 +255,14 @@ static void add_shape(json_t *shapes_of, const json_t *plan, const char *text)
         return;
     json_object_set_new(shapes_of, text,
                         json_sprintf("%s%s%s", before ? json_string_value(before) : "",
-                                     before ? " " : "", text_of(plan, "shape")));
+                                     before ? " and " : "", text_of(plan, "shape")));
 }
 
 // Texts of all plans, one or a list of each, each once behind the shapes it holds for.
 static void print_by_shape(const json_t *plans, const char *key, const char *what)
 {
-    json_t *shapes_of = json_object(), *p, *line;
-    const char *text;
+    json_t *shapes_of = json_object(), *all = json_object(), *p, *line;
+    const char *text, *every;
     size_t i, k;
 
     json_array_foreach(plans, i, p) {
@@ -270,9 +270,16 @@ static void print_by_shape(const json_t *plans, const char *key, const char *wha
         json_array_foreach(json_object_get(p, key), k, line)
             add_shape(shapes_of, p, json_string_value(line));
     }
-    json_object_foreach(shapes_of, text, line)
-        print_line("  %s for %s: %s", what, json_string_value(line), text);
+    json_array_foreach(plans, i, p)
+        add_shape(all, p, "");
+    every = text_of(all, "");
+    json_object_foreach(shapes_of, text, line) {
+        const char *shapes = json_string_value(line);
+        const bool is_all = json_array_size(plans) > 1 && strcmp(shapes, every) == 0;
+        print_line("  %s for %s: %s", what, is_all ? "all shapes" : shapes, text);
+    }
     json_decref(shapes_of);
+    json_decref(all);
 }
 
 static void print_plans(const json_t *d)
@@ -306,10 +313,13 @@ static void print_plans(const json_t *d)
     tool_table_print(table);
     print_by_shape(plans, "reason", "reason");
     json_array_foreach(plans, n, p) {
-        if (!json_object_get(p, "algo"))
-            print_line("  no plan for %s: %s", text_of(p, "shape"), text_of(p, "status"));
+        // Messages say more than the status.
+        if (!json_object_get(p, "algo") && json_array_size(json_object_get(p, "messages")) == 0)
+            print_line("  ! for %s: %s", text_of(p, "shape"), text_of(p, "status"));
     }
-    print_by_shape(plans, "refusals", "refused");
+    // That the CPU path runs no kernels is no news.
+    if (strcmp(text_of(d, "type"), tool_device_type(CLATTN_DEVICE_BUILTIN_CPU)) != 0)
+        print_by_shape(plans, "refusals", "not taken");
     print_by_shape(plans, "messages", "!");
 }
 
@@ -439,15 +449,34 @@ static void print_looked_for(const json_t *messages)
     }
 }
 
+// "; the default is [0] PLATFORM: NAME"
+static void default_text(const json_t *report, char *text, size_t size)
+{
+    const json_t *best = NULL;
+    size_t i;
+    json_t *d;
+
+    text[0] = '\0';
+    json_array_foreach(json_object_get(report, "devices"), i, d) {
+        if (is_true(d, "works") && (!best || integer_of(d, "rank") < integer_of(best, "rank")))
+            best = d;
+    }
+    if (best)
+        snprintf(text, size, "; the default is [%lld] %s: %s", integer_of(best, "index"),
+                 text_of(best, "platform"), text_of(best, "name"));
+}
+
 static void print_end(const json_t *report, const struct probe_options *opt)
 {
     const json_t *count = json_object_get(report, "opencl_devices");
     const json_t *messages = json_object_get(report, "messages");
     const bool works = is_true(report, "works");
     long long working = 0;
+    char by_default[512];
     size_t i;
     json_t *d;
 
+    default_text(report, by_default, sizeof by_default);
     json_array_foreach(json_object_get(report, "devices"), i, d) {
         if (is_true(d, "works") &&
             strcmp(text_of(d, "type"), tool_device_type(CLATTN_DEVICE_BUILTIN_CPU)) != 0)
@@ -468,7 +497,7 @@ static void print_end(const json_t *report, const struct probe_options *opt)
     else if (json_is_integer(count))
         line_in(color, "%lld of %lld OpenCL device%s work%s%s", working,
                 (long long)json_integer_value(count), json_integer_value(count) == 1 ? "" : "s",
-                working == 1 ? "s" : "", works ? "" : rest);
+                working == 1 ? "s" : "", works ? by_default : rest);
     else
         line_in(color, "no OpenCL device can be used%s", rest);
     json_array_foreach(json_object_get(report, "unserved"), i, d)

@@ -112,8 +112,8 @@ static int check_options(const struct options *opt)
         return tool_fail(TOOL_USE, "option %s is missing (see --help)",
                          !file[TOOL_Q] ? "-q" : !file[TOOL_K] ? "-k" : "-v");
     if (!file[TOOL_O] && !file[TOOL_LSE] && !opt->compare)
-        return tool_fail(TOOL_USE, "nothing to do: say where the output (-o O.npy) or the log-sum-exp "
-                                   "(--lse L.npy) goes, or what to --compare with");
+        return tool_fail(TOOL_USE, "nothing to do: say where the output (-o O.npy) or the "
+                                   "log-sum-exp (--lse L.npy) goes, or what to --compare with");
     if (file[TOOL_TABLE] && !file[TOOL_KV_LENS])
         return tool_fail(TOOL_USE, "option --page-table needs --kv-lens");
     if (file[TOOL_TABLE] && file[TOOL_CU_KV])
