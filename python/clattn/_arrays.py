@@ -243,7 +243,11 @@ def view(array: Any, name: str) -> View:
             raise TypeError(f"{name} is a masked array, whose mask would not count; give a mask=")
         if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack_device__"):
             # Tensors of other libraries in host memory, as they lie there.
-            array = np.from_dlpack(array)
+            try:
+                array = np.from_dlpack(array)
+            except (BufferError, RuntimeError, TypeError) as error:
+                raise TypeError(f"{name} is {type(array).__name__}, which NumPy cannot look into "
+                                f"({error}); give a copy in host memory") from error
     return View(array, name)
 
 

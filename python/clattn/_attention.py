@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any, Optional, Sequence, Union
 
 import numpy as np
@@ -220,6 +221,26 @@ def _bound(length: int) -> int:
     return 1 << (length - 1).bit_length() if length <= 2**30 else 0
 
 
+def _number(value: Any, name: str) -> Optional[float]:
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}, not a number") from None
+
+
+def _window(window: Any) -> Optional[tuple[int, int]]:
+    if window is None:
+        return None
+    try:
+        left, right = map(operator.index, window)
+    except (TypeError, ValueError):
+        raise TypeError(f"window is {window!r}, not (left, right): how many keys before and behind "
+                        "its own a query sees, -1 for all") from None
+    return left, right
+
+
 class _Call:
     """The arguments of a call, as views."""
 
@@ -243,7 +264,8 @@ class _Call:
                                     "only their channels may differ")
         if self.q.dim != self.k.dim:
             raise fail("ERR_SHAPE", f"q has {self.q.dim} channels and k {self.k.dim}")
-        self.scale, self.window, self.softcap = scale, window, softcap
+        self.scale, self.softcap = _number(scale, "scale"), _number(softcap, "softcap")
+        self.window = _window(window)
         self.mask = None if mask is None else view(mask, "mask")
         self.bias = None if bias is None else view(bias, "bias")
         self.alibi = None if alibi_slopes is None else floats(alibi_slopes, "alibi_slopes", (1, 2))
@@ -330,6 +352,9 @@ class _Call:
             out_code = dtype_code(self.out.dtype, self.bits or code == BF16, "out")
         bias_code = F32
         if self.bias is not None:
+            if self.bias.dtype == np.bool_:
+                raise TypeError("bias is bool, which would be added to the scores; a boolean mask "
+                                "is mask=")
             bias_code = dtype_code(self.bias.dtype, self.bits or self.bias.bits, "bias")
         return (code, kv_code, out_code, self.q.dim, self.v.dim, self.q.heads, self.k.heads,
                 _bound(self.batch), _bound(self.len_q), _bound(self.len_kv), features,
@@ -381,7 +406,8 @@ class _Call:
             c.softcap = self.softcap
         if self.mask is not None:
             if self.mask.dtype.itemsize != 1 or self.mask.dtype.kind not in "biu":
-                raise TypeError(f"mask is {self.mask.dtype}, not bool or 8-bit integers")
+                raise TypeError(f"mask is {self.mask.dtype}, not bool or 8-bit integers; what is "
+                                "added to the scores is bias=")
             _fill_mask(self.mask, c.mask, "mask")
         if self.bias is not None:
             _fill_mask(self.bias, c.bias, "bias")

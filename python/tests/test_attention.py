@@ -351,6 +351,33 @@ class Sequences(Case):
                                     layout="bshd", causal=True, return_lse=True, device="cpu")
         self.compare((out.transpose(0, 2, 1, 3), lse), want)
 
+    def test_wrong_types_name_the_argument(self):
+        """What another library takes, or what is easily mixed up, and what to give instead."""
+        q, k, v = self.qs[0][None], self.ks[0][None], self.vs[0][None]
+        pairs = (1, 1, q.shape[2], k.shape[2])
+        for given, words in (({"window": 5}, r"window is 5, not \(left, right\)"),
+                             ({"window": (1, 2, 3)}, "window is"), ({"window": (1.5, 0)}, "window"),
+                             ({"scale": "a"}, "scale is 'a', not a number"),
+                             ({"softcap": [1, 2]}, "softcap is"),
+                             ({"bias": np.ones(pairs, bool)}, "boolean mask is mask="),
+                             ({"mask": np.ones(pairs, np.float32)}, "scores is bias=")):
+            with self.assertRaisesRegex(TypeError, words):
+                clattn.attention(q, k, v, device="cpu", **given)
+        with self.assertRaisesRegex(TypeError, "q is list; give a numpy.ndarray"):
+            clattn.attention(q.tolist(), k, v, device="cpu")
+
+        class Elsewhere:
+            """An array in memory that the processor does not see."""
+
+            def __dlpack_device__(self):
+                return 2, 0
+
+            def __dlpack__(self, **_):
+                raise BufferError("it is on a GPU")
+
+        with self.assertRaisesRegex(TypeError, "k is Elsewhere.*give a copy in host memory"):
+            clattn.attention(q, Elsewhere(), v, device="cpu")
+
     def test_refused_sequences(self):
         q, k, v = (np.concatenate(x, axis=1) for x in (self.qs, self.ks, self.vs))
         for cu_q, words in (([0, 5, 4, 9, 43], "cu_seqlens_q"), ([0, 5, 9], "number of sequences"),
