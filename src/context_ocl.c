@@ -95,13 +95,17 @@ clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t ind
 {
     clattn_status st = CLATTN_OK;
     const struct cla_log *log = &ctx->log;
+    // The devices were listed just before, with all that is to be said of them.
+    struct cla_log again = *log;
+    if (again.level > CLATTN_LOG_WARN)
+        again.level = CLATTN_LOG_WARN;
     struct cla_cl_device *list = NULL;
     int32_t n = 0;
     ctx->ocl = calloc(1, sizeof *ctx->ocl);
     if (!ctx->ocl)
         return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for an OpenCL context");
-    CLA_TRY(cla_cl_open(library, log, &ctx->ocl->cl));
-    CLA_TRY(cla_cl_devices(ctx->ocl->cl, log, &list, &n));
+    CLA_TRY(cla_cl_open(library, &again, &ctx->ocl->cl));
+    CLA_TRY(cla_cl_devices(ctx->ocl->cl, &again, &list, &n));
     if (index >= n)
         CLA_TRY(cla_fail(log, CLATTN_ERR_NO_DEVICE, "device %d is gone, there are %d", (int)index,
                          (int)n));

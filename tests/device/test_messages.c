@@ -55,7 +55,12 @@ static void open_context(const struct test_target *t, clattn_log_level level, co
     desc.kernel_dir = kernels;
     desc.log = receive;
     desc.log_level = level;
+    lines.count = 0;
     assert_int_equal(clattn_context_create(&desc, ctx), CLATTN_OK);
+    // What is said of the loader and of devices is said once.
+    for (int i = 0; i < lines.count; i++)
+        for (int k = 0; k < i; k++)
+            assert_string_not_equal(lines.text[i], lines.text[k]);
     lines.count = 0;
 }
 
