@@ -256,6 +256,17 @@ struct three_sizes {
     size_t n[3];
 };
 
+// What no device is taken without, as little of it as there may be; the first of two facts counts.
+#define NEEDED                                                                                     \
+    VALUE(CL_DEVICE_AVAILABLE, cl_bool, CL_TRUE),                                                  \
+        VALUE(CL_DEVICE_COMPILER_AVAILABLE, cl_bool, CL_TRUE),                                     \
+        VALUE(CL_DEVICE_MAX_COMPUTE_UNITS, cl_uint, 1),                                            \
+        VALUE(CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT, cl_uint, 1),                                    \
+        VALUE(CL_DEVICE_MAX_WORK_GROUP_SIZE, size_t, 1),                                           \
+        VALUE(CL_DEVICE_MAX_WORK_ITEM_SIZES, struct three_sizes, {1, 1, 1}),                       \
+        VALUE(CL_DEVICE_LOCAL_MEM_TYPE, cl_device_local_mem_type, CL_LOCAL),                       \
+        VALUE(CL_DEVICE_LOCAL_MEM_SIZE, cl_ulong, 1024)
+
 static const struct fact gpu_facts[] = {
     VALUE(CL_DEVICE_TYPE, cl_device_type, CL_DEVICE_TYPE_GPU | CL_DEVICE_TYPE_DEFAULT),
     TEXT(CL_DEVICE_NAME, "  Some GPU  "),
@@ -279,12 +290,13 @@ static const struct fact gpu_facts[] = {
     END,
 };
 
-// As little as a driver may say, with the wrong code for one fact.
+// As little as a driver may say, with another code for one fact.
 static const struct fact bare_facts[] = {
     VALUE(CL_DEVICE_TYPE, cl_device_type, CL_DEVICE_TYPE_CPU),
     {CL_DEVICE_NAME, CL_OUT_OF_HOST_MEMORY, NULL, 1},
     TEXT(CL_DEVICE_VERSION, "OpenCL 1.2 "),
     VALUE(0x105C, cl_uint, 32), // not believed: a 1.2 device has no such fact
+    NEEDED,
     END,
 };
 
@@ -303,6 +315,7 @@ static const struct fact odd_facts[] = {
     VALUE(CL_DEVICE_LOCAL_MEM_SIZE, cl_ulong, 4096),
     VALUE(CL_DEVICE_HOST_UNIFIED_MEMORY, cl_bool, CL_TRUE),
     VALUE(0x105C, cl_uint, 0),
+    NEEDED,
     END,
 };
 
@@ -312,6 +325,7 @@ static const struct fact mobile_facts[] = {
     TEXT(CL_DEVICE_EXTENSIONS, "cl_khr_icd cl_intel_subgroups"),
     VALUE(CL_DEVICE_LOCAL_MEM_TYPE, cl_device_local_mem_type, CL_GLOBAL),
     VALUE(CL_DEVICE_LOCAL_MEM_SIZE, cl_ulong, 32768),
+    NEEDED,
     END,
 };
 
@@ -418,8 +432,9 @@ static void devices_in_order(void **state)
 
 static struct cla_caps caps_of(const struct fake_device *device, clattn_status expected)
 {
-    static const struct fake_platform platform = {"P", CL_SUCCESS, NULL, 0};
+    static struct fake_platform platform;
     struct cla_caps caps;
+    platform = (struct fake_platform){"P", CL_SUCCESS, device, 1};
     memset(&caps, 0xa5, sizeof caps);
     fake_driver(&platform, 1, CL_SUCCESS);
     assert_int_equal(
@@ -460,16 +475,57 @@ static void unknown_facts_are_zero(void **state)
 {
     (void)state;
     struct cla_caps c = caps_of(&three_devices[0], CLATTN_OK);
-    assert_int_equal(c.type, CLA_DEVICE_CPU);
-    assert_true(c.type_has_cpu_bit);
-    assert_string_equal(c.version, "OpenCL 1.2");
-    c.type = 0;
-    c.type_has_cpu_bit = false;
-    memset(c.version, 0, sizeof c.version);
-    struct cla_caps zero;
-    memset(&zero, 0, sizeof zero);
-    assert_memory_equal(&c, &zero, sizeof c);
+    struct cla_caps known;
+    memset(&known, 0, sizeof known);
+    strcpy(known.platform, "P");
+    strcpy(known.version, "OpenCL 1.2");
+    known.type = CLA_DEVICE_CPU;
+    known.type_has_cpu_bit = known.compiler = true;
+    known.compute_units = known.native_width_f32 = 1;
+    known.max_group = known.max_items[0] = known.max_items[1] = known.max_items[2] = 1;
+    known.local_bytes = 1024;
+    assert_memory_equal(&c, &known, sizeof c);
     assert_int_equal(record_total(&record), 0); // no fact is worth a warning
+}
+
+// A device that does not tell what decides about kernels is refused, and the fact named, whatever
+// the reason is.
+static void needed_facts(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "CL_DEVICE_TYPE", "CL_DEVICE_VERSION", "CL_DEVICE_AVAILABLE",
+        "CL_DEVICE_COMPILER_AVAILABLE", "CL_DEVICE_MAX_COMPUTE_UNITS",
+        "CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT", "CL_DEVICE_MAX_WORK_GROUP_SIZE",
+        "CL_DEVICE_MAX_WORK_ITEM_SIZES", "CL_DEVICE_LOCAL_MEM_TYPE", "CL_DEVICE_LOCAL_MEM_SIZE"};
+    static const cl_device_info facts[] = {
+        CL_DEVICE_TYPE, CL_DEVICE_VERSION, CL_DEVICE_AVAILABLE, CL_DEVICE_COMPILER_AVAILABLE,
+        CL_DEVICE_MAX_COMPUTE_UNITS, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT,
+        CL_DEVICE_MAX_WORK_GROUP_SIZE, CL_DEVICE_MAX_WORK_ITEM_SIZES, CL_DEVICE_LOCAL_MEM_TYPE,
+        CL_DEVICE_LOCAL_MEM_SIZE};
+    static struct fact some[sizeof gpu_facts / sizeof *gpu_facts];
+    static const struct fake_device device = {some};
+    for (size_t n = 0; n < sizeof facts / sizeof *facts; n++)
+        for (int again = 0; again < 2; again++) {
+            char call[96];
+            memcpy(some, gpu_facts, sizeof some);
+            for (struct fact *f = some; f->size; f++)
+                if (f->name == facts[n])
+                    f->code = again ? CL_OUT_OF_HOST_MEMORY : CL_INVALID_VALUE;
+            caps_of(&device, again ? CLATTN_ERR_OUT_OF_MEMORY : CLATTN_ERR_OPENCL);
+            assert_int_equal(record.count[CLATTN_LOG_ERROR], 1);
+            snprintf(call, sizeof call, "clGetDeviceInfo(%s): ", names[n]);
+            if (!strstr(record.text, call))
+                fail_msg("'%s' is not in: %s", call, record.text);
+        }
+    // Which driver it is, too, since known faults go by that.
+    static const struct fake_platform other = {"P", CL_SUCCESS, one_mobile, 1};
+    struct cla_caps caps;
+    fake_driver(&other, 1, CL_SUCCESS);
+    assert_int_equal(cla_cl_device_caps(&fake_cl, &record.log,
+                                        (cl_device_id)(uintptr_t)&one_gpu[0], &caps),
+                     CLATTN_ERR_OPENCL);
+    assert_non_null(strstr(record.text, "CL_DEVICE_PLATFORM"));
 }
 
 static void odd_facts_are_understood(void **state)
@@ -513,6 +569,7 @@ static const struct fact boasting_facts[] = {
     VALUE(CL_DEVICE_TYPE, cl_device_type, CL_DEVICE_TYPE_GPU),
     TEXT(CL_DEVICE_VERSION, "OpenCL 2.1 x"),
     TEXT(CL_DEVICE_EXTENSIONS, "cl_khr_subgroups cl_intel_required_subgroup_size"),
+    NEEDED,
     END,
 };
 
@@ -521,7 +578,7 @@ static void a_boasting_driver(void **state)
 {
     (void)state;
     static const struct fake_device device = {boasting_facts};
-    static const struct fake_platform platform = {"P", CL_SUCCESS, NULL, 0};
+    static const struct fake_platform platform = {"P", CL_SUCCESS, &device, 1};
     struct cla_cl boasting = fake_cl;
     struct cla_caps caps;
     boasting.GetDeviceInfo = boasting_info;
@@ -581,6 +638,7 @@ int main(void)
         cmocka_unit_test(devices_in_order),
         cmocka_unit_test(facts_of_a_gpu),
         cmocka_unit_test(unknown_facts_are_zero),
+        cmocka_unit_test(needed_facts),
         cmocka_unit_test(odd_facts_are_understood),
         cmocka_unit_test(a_boasting_driver),
     };
