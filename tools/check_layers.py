@@ -122,7 +122,7 @@ class Checker:
     def check_text(self, path, text):
         lines = text.split("\n")
         prose = path.endswith(".md")
-        if not prose and os.path.basename(path) not in NO_SPDX:
+        if os.path.basename(path) not in NO_SPDX:
             if not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:2]):
                 self.fault(path, 1, "no SPDX line")
         if text and not text.endswith("\n"):
@@ -293,6 +293,7 @@ BAD = [
     ("src/util/log.c", SPDX + "void f(void)\n{\n    exit(1);\n}\n", "exit() ends"),
     ("include/clattn/base.h", SPDX + "#include <CL/cl.h>\n", "only opencl.h"),
     ("src/caps.h", "int x;\n", "no SPDX line"),
+    ("docs/page.md", "# A page\n", "no SPDX line"),
     ("src/caps.h", SPDX + "int\tx;\n", "a tab"),
     ("src/caps.h", SPDX + "int x; \n", "a space at the end"),
     ("src/caps.h", SPDX + "int x;", "no newline"),
