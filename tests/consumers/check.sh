@@ -8,8 +8,9 @@
 # BUILD is a build folder of Meson, up to date. --subproject also builds clattn inside a consumer,
 # fetched by the wrap of examples/ from a repository that is cloned from this one. --dist makes a
 # release's archive, and builds and tests what is in it where there is no git. Both take what is
-# committed. CMake is left out where it is not installed. Hiding takes root. With CLATTN_TEST_EXPECT,
-# an OpenCL device of the tests, nothing is left out but hiding, and kernels must have been read.
+# committed. CMake is left out where it is not installed. Hiding takes root. With
+# CLATTN_TEST_EXPECT, an OpenCL device of the tests, nothing is left out but hiding, and kernels
+# must have been read.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -87,7 +88,12 @@ run() { # run WHAT FROM PROGRAM [ENV...]: right numbers, by kernels of the moved
   while read -r line; do
     case $from,$line in
       files,*" $work/elsewhere/"* | embedded,*"embedded copy"* | any,?*) ;;
-      *,) [ -z "${CLATTN_TEST_EXPECT:-}" ] || { printf '%s: no kernel was read\n' "$what"; exit 1; } ;;
+      *,)
+        [ -z "${CLATTN_TEST_EXPECT:-}" ] || {
+          printf '%s: no kernel was read\n' "$what"
+          exit 1
+        }
+        ;;
       *) printf '%s: not %s: %s\n' "$what" "$from" "$line"; exit 1 ;;
     esac
   done <<<"$kernels"
