@@ -80,6 +80,13 @@ class Help(unittest.TestCase):
                     found[option.names[0]] = want[option.names[0]]
             self.assertEqual(found, want, name)
 
+    def test_pages_name_no_other_options(self):
+        for name in TOOLS:
+            told = set(re.findall(r"\*(--?[a-z][\w-]*)", page(f"clattn-{name}.1")))
+            known = {n for o in options(name) for n in o.names}
+            # "--name=value" is how options are written.
+            self.assertLessEqual(told - {"--name"}, known, name)
+
     def test_pages_name_the_words_of_values(self):
         for name in TOOLS:
             entries = re.split(r"(?m)^(?=\*-)", page(f"clattn-{name}.1"))[1:]
