@@ -434,14 +434,16 @@ def reference_of_tools():
 
 def check_option_tables(checker):
     """The tables under the tools' headings have the options of --help."""
-    faults = []
     name, text = reference_of_tools()
+    faults = [f"{name}: {tool} has no section" for tool in TOOLS
+              if not re.search(rf"^##+ {tool}$", text, re.M)]
     for section in re.split(r"^##+ ", text, flags=re.M)[1:]:
         tool = section.split("\n")[0].strip()
         if tool not in TOOLS:
             continue
         rows = re.findall(r"^\| (`-.*?) \| ", section, re.M)
         if not rows:
+            faults.append(f"{name}: {tool} has no table of options")
             continue
         named = options_in(" ".join(rows))
         known = options_in(checker.help_of(tool)) - {"--help", "--help-all", "--version"}
