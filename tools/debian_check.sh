@@ -6,8 +6,9 @@
 #
 #   tools/debian_check.sh [DIR]    DIR keeps the packages and logs; default is a temporary folder
 #
-# Needs debhelper, lintian, fakeroot, devscripts and what packaging/debian/control names, and root's
-# rights for dpkg. Nothing of the machine itself is changed.
+# Needs dpkg-dev, debhelper, lintian, fakeroot and what packaging/debian/control names
+# (tools/setup.sh full), and root's rights for dpkg; CMake where it is there. Nothing of the machine
+# itself is changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
