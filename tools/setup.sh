@@ -20,13 +20,13 @@ run_packages=(
 # mesa-opencl-icd brings rusticl with llvmpipe; gnuplot draws the plots of clattn-bench; libclc-15
 # is for tools/gpu_compile_check, which fetches the rest of its compilers itself; libclang-rt-dev
 # has the sanitizers and libFuzzer for tools/fuzz.sh; scdoc and mandoc make and check the manual
-# pages, doxygen the reference; Open MPI runs an example.
+# pages, doxygen and doxygen-awesome-css the reference and its looks; Open MPI runs an example.
 test_packages=(
   abigail-tools valgrind cmake opencl-clhpp-headers
   g++ clang libclang-rt-dev libomp-dev binutils python3-venv
   libcmocka-dev ocl-icd-opencl-dev mesa-opencl-icd oclgrind gnuplot-nox
   libclc-15
-  scdoc mandoc doxygen libopenmpi-dev openmpi-bin
+  scdoc mandoc doxygen doxygen-awesome-css libopenmpi-dev openmpi-bin
 )
 # Packages of Debian are built, looked at and installed; bash, zsh and fish complete options.
 # Compilers and emulators are for tools/cross_check.sh.
