@@ -306,6 +306,7 @@ CLATTN_API void clattn_attention_call_init(clattn_attention_call *call, size_t s
 ///                                      device's limits or none of the kernel's, too), or nothing
 ///                                      can without the fallback that is forbidden, or a reserved
 ///                                      feature
+///         CLATTN_ERR_NO_OPENCL         an OpenCL context after fork() or at the process's end
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_FILE              a kernel file, or what it includes, can't be read
 ///         CLATTN_ERR_BUILD, CLATTN_ERR_SELF_TEST, CLATTN_ERR_OPENCL  every choice failed, the last
@@ -431,6 +432,7 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 ///         CLATTN_ERR_UNSUPPORTED       a fault of the driver bars so many keys, and the CPU path,
 ///                                      which would take over, was ruled out; or the scores of
 ///                                      CLATTN_ALGO_UNFUSED are too many; nothing was written
+///         CLATTN_ERR_NO_OPENCL         an OpenCL context after fork() or at the process's end
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined
 /// Threads: one plan may be run from several threads, each with its own outputs and workspace.

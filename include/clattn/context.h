@@ -218,7 +218,8 @@ CLATTN_API uint64_t clattn_context_build_count(const clattn_context *ctx);
 /// @param out   Receives the buffer, whose kind says what it is; absent on failure. Free it with
 ///              clattn_mem_destroy().
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT for NULL or 0 bytes; CLATTN_ERR_OUT_OF_MEMORY,
-///         also for more than the device allows at once; CLATTN_ERR_OPENCL.
+///         also for more than the device allows at once; CLATTN_ERR_NO_OPENCL on an OpenCL context
+///         after fork() or at the process's end; CLATTN_ERR_OPENCL.
 /// Threads: any.
 CLATTN_API clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, clattn_buf *out);
 
@@ -233,6 +234,7 @@ CLATTN_API clattn_status clattn_mem_create(clattn_context *ctx, size_t bytes, cl
 ///                                      on a context without OpenCL
 ///         CLATTN_ERR_BUFFER_TOO_SMALL  offset_bytes and `bytes` reach over its end
 ///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem of another context
+///         CLATTN_ERR_NO_OPENCL         an OpenCL context after fork() or at the process's end
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_OPENCL            another OpenCL failure; what `dst` holds is not defined
 /// Threads: any.
@@ -271,7 +273,8 @@ typedef enum clattn_measure {
 /// @param bytes For CLATTN_MEASURE_READ, else ignored.
 /// @param value Receives the speed.
 /// @return CLATTN_OK; CLATTN_ERR_INVALID_ARGUMENT; CLATTN_ERR_BUILD; CLATTN_ERR_OPENCL;
-///         CLATTN_ERR_OUT_OF_MEMORY.
+///         CLATTN_ERR_OUT_OF_MEMORY; CLATTN_ERR_NO_OPENCL on an OpenCL context after fork() or at
+///         the process's end.
 /// Threads: any, but two at once disturb each other.
 CLATTN_API clattn_status clattn_context_measure(clattn_context *ctx, clattn_measure what,
                                                 size_t bytes, double *value);

@@ -27,6 +27,8 @@
 ///     CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short
 ///     CLATTN_ERR_OVERLAP           an output overlaps another buffer without being it
 ///     CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context
+///     CLATTN_ERR_UNSUPPORTED       int8, where only caches may have it
+///     CLATTN_ERR_NO_OPENCL         an OpenCL context after fork() or at the process's end
 ///     CLATTN_ERR_FILE, CLATTN_ERR_BUILD  the kernel, with CLATTN_NO_FALLBACK
 ///     CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///     CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined
@@ -107,10 +109,10 @@ CLATTN_API clattn_status clattn_merge_run(clattn_context *ctx, const clattn_merg
 /// @param out    [rows, dim], contiguous.
 /// @param scale  [rows]
 /// @return CLATTN_OK                    done
-///         CLATTN_ERR_INVALID_ARGUMENT  NULL, a negative number, dim below 1, or an element that is
-///                                      not finite, whose row the message names; nothing was
-///                                      written
-///         CLATTN_ERR_STRIDE            stride below dim
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL, a negative number, the stride's too, dim below 1, or
+///                                      an element that is not finite, whose row the message
+///                                      names; nothing was written
+///         CLATTN_ERR_STRIDE            stride below dim, or rows * stride overflows
 /// Threads: any.
 CLATTN_API clattn_status clattn_quantize_i8(clattn_context *ctx, const float *x, int64_t rows,
                                             int64_t dim, int64_t stride, int8_t *out, float *scale);

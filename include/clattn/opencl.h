@@ -78,7 +78,8 @@ CLATTN_API cl_device_id clattn_context_cl_device(const clattn_context *ctx);
 ///         CLATTN_ERR_BUFFER_MISSING    a buffer is host memory; no workspace where one is needed
 ///         CLATTN_ERR_WRONG_CONTEXT     the queue is of another context or device, or an event or
 ///                                      a cl_mem of another context
-///         CLATTN_ERR_NO_OPENCL         a build without OpenCL, or a plan of the built-in CPU path
+///         CLATTN_ERR_NO_OPENCL         a build without OpenCL, or a plan of the built-in CPU path;
+///                                      an OpenCL context after fork() or at the process's end
 /// Threads: one plan may be enqueued from several threads, each with its own workspace.
 CLATTN_API clattn_status clattn_attention_enqueue(const clattn_plan *plan,
                                                   const clattn_attention_call *call,
@@ -98,7 +99,8 @@ CLATTN_API clattn_status clattn_attention_enqueue(const clattn_plan *plan,
 ///               NULL. Work of nothing (rows 0) gives an event too.
 /// @return CLATTN_OK  queued, not finished; else as clattn_softmax_run(), and
 ///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
-///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or a plan of the built-in CPU path
+///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or a plan of the built-in CPU path;
+///                                   an OpenCL context after fork() or at the process's end
 /// Threads: one plan may be enqueued from several threads, each with its own workspace.
 CLATTN_API clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
                                                 const clattn_softmax_call *call,
@@ -119,7 +121,8 @@ CLATTN_API clattn_status clattn_softmax_enqueue(const clattn_softmax_plan *plan,
 ///               NULL. Work of nothing gives an event too.
 /// @return CLATTN_OK  queued, not finished; else as clattn_merge_run(), and
 ///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
-///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path
+///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path; an OpenCL
+///                                   context after fork() or at the process's end
 /// Threads: any, each with its own outputs.
 CLATTN_API clattn_status clattn_merge_enqueue(clattn_context *ctx, const clattn_merge_call *call,
                                               cl_command_queue queue, cl_uint num_wait,
@@ -137,7 +140,8 @@ CLATTN_API clattn_status clattn_merge_enqueue(clattn_context *ctx, const clattn_
 ///               NULL. Work of nothing gives an event too.
 /// @return CLATTN_OK  queued, not finished; else as clattn_rotary_run(), and
 ///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
-///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path
+///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path; an OpenCL
+///                                   context after fork() or at the process's end
 /// Threads: any, each with its own outputs.
 CLATTN_API clattn_status clattn_rotary_enqueue(clattn_context *ctx, const clattn_rotary_call *call,
                                                cl_command_queue queue, cl_uint num_wait,
@@ -155,7 +159,8 @@ CLATTN_API clattn_status clattn_rotary_enqueue(clattn_context *ctx, const clattn
 ///               NULL. Work of nothing gives an event too.
 /// @return CLATTN_OK  queued, not finished; else as clattn_append_run(), and
 ///         CLATTN_ERR_WRONG_CONTEXT  the queue is of another context or device
-///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path
+///         CLATTN_ERR_NO_OPENCL      a build without OpenCL, or the built-in CPU path; an OpenCL
+///                                   context after fork() or at the process's end
 /// Threads: any, each with its own outputs.
 CLATTN_API clattn_status clattn_append_enqueue(clattn_context *ctx, const clattn_append_call *call,
                                                cl_command_queue queue, cl_uint num_wait,

@@ -114,6 +114,7 @@ CLATTN_API void clattn_softmax_call_init(clattn_softmax_call *call, size_t size)
 ///         CLATTN_ERR_STRUCT_SIZE       desc->struct_size
 ///         CLATTN_ERR_UNSUPPORTED       the forced path can't serve it, or a type other than f32,
 ///                                      f16 and bf16
+///         CLATTN_ERR_NO_OPENCL         an OpenCL context after fork() or at the process's end
 ///         CLATTN_ERR_OUT_OF_MEMORY, CLATTN_ERR_BUILD, CLATTN_ERR_FILE, CLATTN_ERR_OPENCL,
 ///         CLATTN_ERR_SELF_TEST         of a forced path; otherwise the CPU path takes over
 /// Threads: any.
@@ -164,7 +165,9 @@ CLATTN_API clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan
 /// @param plan From clattn_softmax_plan_create().
 /// @param call Lengths within the plan's bounds, and memory.
 /// @return CLATTN_OK                    done
-///         CLATTN_ERR_INVALID_ARGUMENT  NULL, a negative length, a non-finite scale, unknown bits
+///         CLATTN_ERR_INVALID_ARGUMENT  NULL; a negative length; a scale that is not finite, or is
+///                                      given without its bit; unknown bits or kinds of buffer; an
+///                                      lse that the plan has not
 ///         CLATTN_ERR_STRUCT_SIZE       call->struct_size
 ///         CLATTN_ERR_OVER_BOUND        rows or len over the plan's bound
 ///         CLATTN_ERR_STRIDE            a stride below len, or rows * stride overflows
@@ -172,6 +175,8 @@ CLATTN_API clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan
 ///         CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short
 ///         CLATTN_ERR_OVERLAP           Y overlaps X without being X; LSE or the workspace overlaps
 ///                                      one of the others
+///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context than the plan's
+///         CLATTN_ERR_NO_OPENCL         an OpenCL context after fork() or at the process's end
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined
 /// Threads: one plan may be run from several threads, each with its own outputs and workspace.
