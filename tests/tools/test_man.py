@@ -158,6 +158,12 @@ class Pages(unittest.TestCase):
                 self.assertIn(function + "(", headers[header])
         for function in re.findall(r"\*(clattn_\w+)\*\(\)", text):
             self.assertTrue(any(function + "(" in h for h in headers.values()), function)
+        # Every function under its header, but those that are no part of the interface yet.
+        for header, listed in zip(parts[1::2], parts[2::2]):
+            code = re.sub(r"(?s)#ifdef CLATTN_EXPERIMENTAL\n.*?\n#endif", "", headers[header])
+            public = re.findall(r"(?m)^(?:CLATTN_API|static inline) [^;(]*?\b(clattn_\w+)\(", code)
+            self.assertTrue(public, header)
+            self.assertLessEqual(set(public), set(re.findall(r"\*(clattn_\w+)\*\(\)", listed)))
 
     def examples(self):
         """Commands of the examples."""
