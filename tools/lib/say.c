@@ -13,6 +13,31 @@
 
 static const char *program_name = "clattn";
 
+// $CLATTN_LOG, which the library itself reads only where there is no callback.
+static clattn_log_level env_level(void)
+{
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    const char *env = getenv("CLATTN_LOG");
+
+    for (int i = 0; env && i < 4; i++) {
+        if (strcmp(env, names[i]) == 0)
+            return (clattn_log_level)(i + 1);
+    }
+    return (clattn_log_level)0;
+}
+
+// As in the library a word that is no level counts as warn. It is replaced, so that the processes
+// that clattn-probe starts do not say so again.
+static void check_env_level(void)
+{
+    const char *env = getenv("CLATTN_LOG");
+
+    if (!env || !env[0] || env_level())
+        return;
+    tool_warn("CLATTN_LOG is \"%.40s\", neither error, warn, info nor debug: taken as warn", env);
+    setenv("CLATTN_LOG", "warn", 1);
+}
+
 void tool_start(const char *program)
 {
     program_name = program;
@@ -20,6 +45,7 @@ void tool_start(const char *program)
     setlocale(LC_CTYPE, "");
     // A file-size limit shall be an error of write(), not an end that leaves a temporary file.
     signal(SIGXFSZ, SIG_IGN);
+    check_env_level();
 }
 
 static void print_line(const char *kind, const char *text)
@@ -78,19 +104,6 @@ void tool_print_version(void)
 
     printf("%s %d.%d.%d (library %d.%d.%d)\n", program_name, CLATTN_VERSION_MAJOR,
            CLATTN_VERSION_MINOR, CLATTN_VERSION_PATCH, v / 10000, v / 100 % 100, v % 100);
-}
-
-// $CLATTN_LOG, which the library itself reads only where there is no callback.
-static clattn_log_level env_level(void)
-{
-    static const char *const names[] = {"error", "warn", "info", "debug"};
-    const char *env = getenv("CLATTN_LOG");
-
-    for (int i = 0; env && i < 4; i++) {
-        if (strcmp(env, names[i]) == 0)
-            return (clattn_log_level)(i + 1);
-    }
-    return (clattn_log_level)0;
 }
 
 void tool_log_init(struct tool_log *log)

@@ -23,7 +23,8 @@ enum {
 #define TOOL_PRINTF(f, a)
 #endif
 
-// Names the program in every later message and sets up what all tools need. Call it first.
+// Names the program in every later message and sets up what all tools need; warns of a $CLATTN_LOG
+// that is no level. Call it first.
 void tool_start(const char *program);
 
 // Prints "program: text" as one line on stderr: control characters in names become '?'.
