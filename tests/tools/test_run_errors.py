@@ -29,10 +29,11 @@ class RunErrors(Folder):
         for option in ("--nonsense", "--nonsense=3", "-x", "--caus", "--lay=bhsd", "--tol=1", "-"):
             self.bad(*INPUTS, option, says=[option.split("=")[0]])
         self.run_bad(*rest, "-q", says=["option -q needs a value"])
-        for option in ("-o", "--lse", "--scale", "--device", "--threads", "--mask", "--bias",
-                       "--window", "--cu-seqlens-q", "--kv-dtype"):
+        for option in ("-o", "--output", "--lse", "--scale", "--device", "--threads", "--mask",
+                       "--bias", "--window", "--cu-seqlens-q", "--kv-dtype"):
             self.run_bad(*INPUTS, option, says=[f"option {option} needs a value"])
         self.run_bad(*INPUTS, "-o", "--lse", "x.npy", says=["-o needs a value, --lse"])
+        self.run_bad(*INPUTS, "-o", "o.npy", "--output=p.npy", says=["--output is given twice"])
         self.run_bad("-q", "-k", "k.npy", says=["-q needs a value, -k"])
         for option in ("--json=1", "--help=x", "--version=1"):
             self.bad(*INPUTS, option, says=["takes no value"])
