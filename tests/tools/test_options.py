@@ -107,6 +107,24 @@ class Options(Folder):
                              (case, dims if len(dims) == 7 else [*dims, dims[-1]]))
             self.assertEqual((row["causal"], row["mask"]), (causal == "yes", mask == "yes"))
 
+    def test_help_beside_contradictions(self):
+        """Who asks for help or the version gets it, whatever the other options say together."""
+        for name, args in (("run", ["--tolerance=1"]), ("bench", ["--json", "--csv"]),
+                           ("bench", ["--plot=x.svg"]), ("tune", ["--dry-run", "--again"])):
+            for option in ("--help", "--help-all", "--version"):
+                self.assertEqual(self.run_ok(*args, option, program=getattr(PROGRAMS, name)),
+                                 self.help_of(name, option))
+
+    def test_log_level(self):
+        """A word that is no level is said once, also where the probe starts processes, and counts
+        as warn."""
+        for name in NAMES:
+            args = CPU if name == "probe" else ["--version"]
+            done = self.run_program(getattr(PROGRAMS, name), *args, env={"CLATTN_LOG": "loud"})
+            self.assertEqual(done.returncode, 0, done.said)
+            self.assertEqual(done.said, f'clattn-{name}: warning: CLATTN_LOG is "loud", neither '
+                             "error, warn, info nor debug: taken as warn\n")
+
     def test_precision(self):
         """The option reaches the plan: bf16 products are only made where they are allowed."""
         for name, args in (("run", [*INPUTS, "-o", "o.npy"]), ("bench", [*SMALL, "--runs=1"])):

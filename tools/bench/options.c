@@ -478,7 +478,11 @@ int bench_options(int argc, char **argv, struct bench_options *opt)
     }
     parser->opt = opt;
     int code = tool_options_parse(argc, argv, option_table, OPT_COUNT, take_option, parser);
-    if (!code && opt->algos == 0)
+    if (code || opt->help || opt->version) {
+        free(parser);
+        return code;
+    }
+    if (opt->algos == 0)
         code = add_algo(opt, "--algo", "auto");
     if (!code)
         code = check_algos(opt);

@@ -121,7 +121,9 @@ int tune_options(int argc, char **argv, struct tune_options *opt)
 {
     int code = tool_options_parse(argc, argv, option_table, OPT_COUNT, take_option, opt);
 
-    if (!code && opt->algos == 0)
+    if (code || opt->help || opt->version)
+        return code;
+    if (opt->algos == 0)
         code = add_algo(opt, "--algo", "auto");
     if (!code && opt->rows == 0)
         default_rows(opt);
