@@ -43,8 +43,8 @@ const char *const bench_help[] = {
     "  --help-all           print all details\n"
     "  --version            print the version\n"
     "\n"
-    "Exit status: 0 done; 1 a result was wrong; 2 wrong use; 3 the device or its\n"
-    "driver failed.\n",
+    "Exit status: 0 done; 1 a result was wrong; 2 wrong use, or nothing to show; 3\n"
+    "the device, its driver or gnuplot failed.\n",
     NULL};
 
 const char *const bench_help_all[] = {
@@ -160,6 +160,7 @@ const char *const bench_help_all[] = {
     "\n"
     "On a terminal, the fastest of several devices is green (not with NO_COLOR set).\n"
     "\n"
-    "Exit status: 0 done; 1 a result was wrong; 2 wrong use; 3 the device or its\n"
-    "driver failed.\n",
+    "Exit status: 0 done; 1 a result was wrong; 2 wrong use, a file that cannot be\n"
+    "written, every algorithm was refused, or nothing was timed that --plot or\n"
+    "--roofline can draw; 3 the device, its driver or gnuplot failed.\n",
     NULL};

@@ -198,7 +198,7 @@ int bench_plot_finish(struct bench_plot *plot, int code)
     if (!code && plot->no_memory)
         code = tool_fail(TOOL_DEVICE, "no memory for a plot");
     else if (!code && plot->lines == 0)
-        code = tool_fail(TOOL_DEVICE, "option --plot: nothing was timed");
+        code = tool_fail(TOOL_USE, "option --plot: nothing was timed");
     else if (!code)
         code = bench_picture_draw(&plot->picture, 1200, 560, write_script, plot);
     bench_picture_free(&plot->picture);

@@ -258,7 +258,7 @@ int bench_roofline_finish(struct bench_roofline *r, int code)
     if (!r)
         return code;
     if (!code && r->points == 0)
-        code = tool_fail(TOOL_DEVICE, "option --roofline: nothing was timed that has GFLOP/s");
+        code = tool_fail(TOOL_USE, "option --roofline: nothing was timed that has GFLOP/s");
     else if (!code)
         code = bench_picture_draw(&r->picture, 960, 610 + 26 * entries(r), write_script, r);
     bench_picture_free(&r->picture);
