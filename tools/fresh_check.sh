@@ -57,7 +57,7 @@ inside "tools/quickstart.sh" 'tools/quickstart.sh'
 # shellcheck disable=SC2016 # expanded inside
 inside "a program" '
 awk "/^\`\`\`c\$/ { on = (++seen == 1); next } /^\`\`\`\$/ { on = 0 } on" README.md >program.c
-meson setup build -Dtests=disabled && meson install -C build && ldconfig
+meson install -C build/quickstart && ldconfig
 cc program.c -o program $(pkg-config --cflags --libs clattn) && ./program | grep -F "1.5 15, 2 20"
 cd / && clattn-probe'
 inside "the Python module" '
@@ -69,5 +69,5 @@ q, k, v = np.random.default_rng(0).standard_normal((3, 1, 8, 100, 64), np.float3
 out = clattn.attention(q, k, v, causal=True)
 assert np.allclose(out[:, :, 0], v[:, :, 0], atol=1e-6)"'
 inside "uninstalled" '
-ninja -C build uninstall
+ninja -C build/quickstart uninstall
 ! find /usr/local -name "*clattn*" | grep .'
