@@ -75,6 +75,10 @@ dpkg --root="$root" --log=/dev/null --force-depends \
 libdir=/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)
 [ -f "$root$libdir/libclattn.so.0" ] || fail "there is no libclattn.so.0"
 [ -f "$root/usr/share/clattn/cl/fused_group.cl" ] || fail "there are no kernels"
+for page in README.md CONTRIBUTING.md docs/guide.md docs/probe.schema.json examples/clattn.wrap \
+  examples/minilm/README.md; do
+  [ -f "$root/usr/share/doc/libclattn-dev/$page" ] || fail "there is no $page, which pages link to"
+done
 say "installed into a root of its own"
 
 env ROOT="$root" PKG_CONFIG_LIBDIR="$root$libdir/pkgconfig" PKG_CONFIG_SYSROOT_DIR="$root" \
