@@ -133,8 +133,8 @@ static int draw_file(struct bench_picture *picture, FILE *script)
         code = tool_fail(TOOL_DEVICE, "option %s: gnuplot failed (exit status %d)", picture->shown,
                          status);
     else if (!is_whole) // gnuplot does not notice a full disk
-        code = tool_fail(TOOL_DEVICE, "option %s %s: gnuplot left no whole picture (is the disk "
-                                      "full?)", picture->shown, picture->path);
+        code = tool_fail(TOOL_USE, "option %s %s: gnuplot left no whole picture (is the disk "
+                                   "full?)", picture->shown, picture->path);
     else if (!tool_outfile_commit(&picture->out, why, sizeof why))
         code = tool_fail(TOOL_USE, "option %s %s: %s", picture->shown, picture->path, why);
     return code;
