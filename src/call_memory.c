@@ -56,6 +56,9 @@ static clattn_status mem_size(const char *name, const clattn_buf *buf, cla_mem_f
     const clattn_status st = mem_facts(user, buf->ptr, &facts);
     if (st == CLATTN_ERR_WRONG_CONTEXT)
         return cla_fail(log, st, "%s.buf.ptr %p is a cl_mem of another context", name, buf->ptr);
+    if (st == CLATTN_ERR_OUT_OF_MEMORY)
+        return cla_fail(log, st, "%s.buf.ptr %p: the driver has no memory to tell of it", name,
+                        buf->ptr);
     if (st != CLATTN_OK)
         return cla_fail(log, st, "%s.buf.ptr %p is no cl_mem, or none that is a buffer", name,
                         buf->ptr);
@@ -248,7 +251,7 @@ clattn_status cla_check_tensor(const struct cla_checker *c, const char *name,
         if (s[i] < 0)
             CLA_TRY(cla_fail(c->log, CLATTN_ERR_STRIDE, "%s: stride %lld of axis %d is negative",
                              name, (long long)s[i], i));
-        out->stride[i] = s[i];
+        out->stride[i] = extent[i] < 2 ? 0 : s[i]; // of one element it may be anything, huge too
     }
     const struct cla_shape shape = {3, extent, s, dim};
     CLA_TRY(reach(c, name, t->buf.offset_bytes, elem_bytes, &shape, strided, &out->end_bytes));

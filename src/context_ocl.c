@@ -67,7 +67,7 @@ static clattn_status finish_open(clattn_context *ctx, cl_command_queue queue)
         ocl->queue = queue;
     } else {
         ocl->queue = ocl->cl->CreateCommandQueue(ocl->context, ocl->device, 0, &code);
-        CLA_TRY(cla_cl_check(log, code, "clCreateCommandQueue"));
+        CLA_TRY(cla_cl_made(log, ocl->queue, code, "clCreateCommandQueue"));
     }
     cl_command_queue_properties props = 0; // of a queue that is kept: they stay as they are
     CLA_CL(ocl->cl->GetCommandQueueInfo(ocl->queue, CL_QUEUE_PROPERTIES, sizeof props, &props,
@@ -84,11 +84,23 @@ done:
 
 static clattn_status check_compiler(const struct cla_log *log, const struct cla_caps *caps)
 {
-    if (caps->compiler)
-        return CLATTN_OK;
-    return cla_fail(log, CLATTN_ERR_UNSUPPORTED,
-                    "device %s (%s) has no compiler of OpenCL C 1.2, or is not available",
-                    caps->name, caps->version);
+    if (!caps->compiler)
+        return cla_fail(log, CLATTN_ERR_UNSUPPORTED,
+                        "device %s (%s) has no compiler of OpenCL C 1.2, or is not available",
+                        caps->name, caps->version);
+    if (cla_caps_items(caps) < 1)
+        return cla_fail(log, CLATTN_ERR_UNSUPPORTED,
+                        "device %s says that its work-groups hold no work-item", caps->name);
+    return CLATTN_OK;
+}
+
+// A device that drops out of one listing moves the others up, and what was planned for one would run
+// on another.
+static bool same_device(const struct cla_caps *a, const struct cla_caps *b)
+{
+    return strcmp(a->platform, b->platform) == 0 && strcmp(a->name, b->name) == 0 &&
+           strcmp(a->driver, b->driver) == 0 && strcmp(a->version, b->version) == 0 &&
+           a->type == b->type && a->compute_units == b->compute_units;
 }
 
 clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t index)
@@ -109,6 +121,11 @@ clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t ind
     if (index >= n)
         CLA_TRY(cla_fail(log, CLATTN_ERR_NO_DEVICE, "device %d is gone, there are %d", (int)index,
                          (int)n));
+    if (!same_device(&list[index].caps, &ctx->caps))
+        CLA_TRY(cla_fail(log, CLATTN_ERR_NO_DEVICE,
+                         "device %d was %s: %s when it was chosen and is %s: %s now", (int)index,
+                         ctx->caps.platform, ctx->caps.name, list[index].caps.platform,
+                         list[index].caps.name));
     CLA_TRY(check_compiler(log, &list[index].caps));
     ctx->ocl->device = list[index].device;
     const cl_context_properties props[] = {CL_CONTEXT_PLATFORM,
@@ -116,11 +133,21 @@ clattn_status cla_ocl_open(clattn_context *ctx, const char *library, int32_t ind
     cl_int code = CL_SUCCESS;
     ctx->ocl->context =
         ctx->ocl->cl->CreateContext(props, 1, &ctx->ocl->device, NULL, NULL, &code);
-    CLA_TRY(cla_cl_check(log, code, "clCreateContext"));
+    CLA_TRY(cla_cl_made(log, ctx->ocl->context, code, "clCreateContext"));
     CLA_TRY(finish_open(ctx, NULL));
 done:
     free(list);
     return st;
+}
+
+clattn_status cla_ocl_items_taken(const clattn_context *ctx, const struct cla_kernels *kernels,
+                                  size_t *items)
+{
+    size_t local = 0;
+    *items = SIZE_MAX;
+    return ctx->caps.quirks & CLA_QUIRK_KERNEL_QUERIES_LIE
+               ? CLATTN_OK
+               : cla_kernels_limits(kernels, ctx->ocl->device, items, &local);
 }
 
 struct cla_function {
@@ -351,25 +378,41 @@ uint64_t cla_ocl_build_count(const struct cla_ocl *ocl)
 
 // ---- memory ------------------------------------------------------------------------------------
 
+// Of a question about a cl_mem: a driver that has run out of memory says nothing about it.
+static clattn_status mem_status(cl_int code)
+{
+    return cla_cl_status(code) == CLATTN_ERR_OUT_OF_MEMORY ? CLATTN_ERR_OUT_OF_MEMORY
+                                                           : CLATTN_ERR_BUFFER_MISSING;
+}
+
 clattn_status cla_ocl_mem_facts(void *ctx, void *mem, struct cla_mem_facts *facts)
 {
     const struct cla_ocl *ocl = ((const clattn_context *)ctx)->ocl;
     cl_context context = NULL;
     cl_mem_object_type type = 0;
     cl_mem root = NULL;
-    if (ocl->cl->GetMemObjectInfo(mem, CL_MEM_CONTEXT, sizeof context, &context, NULL) ||
-        ocl->cl->GetMemObjectInfo(mem, CL_MEM_TYPE, sizeof type, &type, NULL) ||
-        ocl->cl->GetMemObjectInfo(mem, CL_MEM_SIZE, sizeof facts->bytes, &facts->bytes, NULL))
-        return CLATTN_ERR_BUFFER_MISSING;
+    cl_int code = ocl->cl->GetMemObjectInfo(mem, CL_MEM_CONTEXT, sizeof context, &context, NULL);
+    if (code == CL_SUCCESS)
+        code = ocl->cl->GetMemObjectInfo(mem, CL_MEM_TYPE, sizeof type, &type, NULL);
+    if (code == CL_SUCCESS)
+        code = ocl->cl->GetMemObjectInfo(mem, CL_MEM_SIZE, sizeof facts->bytes, &facts->bytes,
+                                         NULL);
+    if (code != CL_SUCCESS)
+        return mem_status(code);
     if (context != ocl->context)
         return CLATTN_ERR_WRONG_CONTEXT;
     if (type != CL_MEM_OBJECT_BUFFER)
         return CLATTN_ERR_BUFFER_MISSING;
     facts->root = mem;
     facts->root_offset = 0;
-    if (!ocl->cl->GetMemObjectInfo(mem, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof root, &root, NULL) &&
-        root && !ocl->cl->GetMemObjectInfo(mem, CL_MEM_OFFSET, sizeof facts->root_offset,
-                                           &facts->root_offset, NULL))
+    // Without the buffer that it is a part of nobody could tell what overlaps it.
+    code = ocl->cl->GetMemObjectInfo(mem, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof root, &root, NULL);
+    if (code == CL_SUCCESS && root)
+        code = ocl->cl->GetMemObjectInfo(mem, CL_MEM_OFFSET, sizeof facts->root_offset,
+                                         &facts->root_offset, NULL);
+    if (code != CL_SUCCESS)
+        return mem_status(code);
+    if (root)
         facts->root = root;
     return CLATTN_OK;
 }
@@ -382,7 +425,7 @@ clattn_status cla_ocl_mem_create(clattn_context *ctx, size_t bytes, void **mem)
                         "%zu bytes are more than the device allows in one allocation (%zu)", bytes,
                         ctx->caps.max_alloc_bytes);
     *mem = ctx->ocl->cl->CreateBuffer(ctx->ocl->context, CL_MEM_READ_WRITE, bytes, NULL, &code);
-    return cla_cl_check(&ctx->log, code, "clCreateBuffer");
+    return cla_cl_made(&ctx->log, *mem, code, "clCreateBuffer");
 }
 
 void cla_ocl_mem_destroy(clattn_context *ctx, void *mem)

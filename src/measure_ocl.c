@@ -60,10 +60,24 @@ static clattn_status prepare(struct measure *m, const char *function)
         m->local = most >= 256 ? 256 : most ? most : 1;
         m->global = units * 8 * m->local;
     }
-    snprintf(options, sizeof options, "-cl-std=CL1.2 -DW=%d -DCHAINS=%d -DITEMS=%d", m->width,
-             m->chains, (int)m->local);
-    CLA_TRY(cla_ocl_build(ctx, "peak.cl", options, CLATTN_LOG_ERROR, &m->program));
-    CLA_TRY(cla_kernels_create(ctx->ocl->cl, m->program, function, &ctx->log, &m->kernels));
+    for (;;) { // again where the compiled kernel takes fewer items
+        size_t most = 0;
+        snprintf(options, sizeof options, "-cl-std=CL1.2 -DW=%d -DCHAINS=%d -DITEMS=%d", m->width,
+                 m->chains, (int)m->local);
+        CLA_TRY(cla_ocl_build(ctx, "peak.cl", options, CLATTN_LOG_ERROR, &m->program));
+        CLA_TRY(cla_kernels_create(ctx->ocl->cl, m->program, function, &ctx->log, &m->kernels));
+        CLA_TRY(cla_ocl_items_taken(ctx, m->kernels, &most));
+        if (most >= m->local)
+            break;
+        if (most < 1)
+            CLA_TRY(cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED,
+                             "the compiled kernel %s takes no work-item", function));
+        cla_kernels_destroy(&m->kernels);
+        ctx->ocl->cl->ReleaseProgram(m->program);
+        m->program = NULL;
+        m->local = most;
+        m->global = units * 8 * m->local;
+    }
     CLA_TRY(cla_ocl_mem_create(ctx, m->global * sizeof(float), &m->out));
 done:
     return st;

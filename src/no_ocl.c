@@ -170,9 +170,11 @@ clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_w
 }
 
 clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax *s,
+                                  struct cla_softmax_shape *shape,
                                   struct cla_softmax_kernels **out)
 {
     (void)s;
+    (void)shape;
     *out = NULL;
     return none(&ctx->log);
 }

@@ -76,10 +76,9 @@ static clattn_status use_opencl(clattn_softmax_plan *plan)
         return cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED,
                         "path is %d (OpenCL), but the context's device is the built-in CPU path",
                         (int)CLATTN_SOFTMAX_PATH_OPENCL);
-    clattn_status st = cla_softmax_prepare(ctx, &plan->s, &plan->kernels);
+    clattn_status st = cla_softmax_prepare(ctx, &plan->s, &plan->shape, &plan->kernels);
     if (st == CLATTN_OK) {
         plan->path = CLATTN_SOFTMAX_PATH_OPENCL;
-        plan->shape = cla_softmax_shape(&ctx->caps, plan->s.kernel);
         snprintf(plan->reason, sizeof plan->reason, "%s", plan->shape.reason);
     }
     return st;
@@ -196,13 +195,16 @@ static clattn_status check_lengths(const clattn_softmax_plan *plan, int64_t rows
     return CLATTN_OK;
 }
 
-static size_t workspace_bytes(const clattn_softmax_plan *plan, int64_t rows, int64_t len)
+static clattn_status workspace_bytes(const clattn_softmax_plan *plan, int64_t rows, int64_t len,
+                                     size_t *bytes)
 {
-    int32_t parts = 1;
-    int64_t part_len;
-    if (plan->path == CLATTN_SOFTMAX_PATH_OPENCL)
-        cla_softmax_parts(&plan->shape, rows, len, &parts, &part_len);
-    return parts > 1 ? (size_t)rows * (size_t)parts * 2 * sizeof(float) : 0;
+    *bytes = 0;
+    if (plan->path != CLATTN_SOFTMAX_PATH_OPENCL ||
+        cla_softmax_workspace(&plan->shape, rows, len, bytes))
+        return CLATTN_OK;
+    return cla_fail(&plan->ctx->log, CLATTN_ERR_OVER_BOUND,
+                    "the workspace of %lld rows of %lld would have more bytes than memory can have",
+                    (long long)rows, (long long)len);
 }
 
 clattn_status clattn_softmax_workspace_bytes(const clattn_softmax_plan *plan, int64_t rows,
@@ -213,8 +215,11 @@ clattn_status clattn_softmax_workspace_bytes(const clattn_softmax_plan *plan, in
     if (!bytes)
         return cla_fail(&plan->ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "bytes is NULL");
     clattn_status st = check_lengths(plan, rows, len);
+    size_t need = 0;
     if (st == CLATTN_OK)
-        *bytes = workspace_bytes(plan, rows, len);
+        st = workspace_bytes(plan, rows, len, &need);
+    if (st == CLATTN_OK)
+        *bytes = need;
     return st;
 }
 
@@ -346,7 +351,8 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
     if (s->lse)
         CLA_TRY(check_rows(log, &facts, "lse", &call.lse, CLATTN_DTYPE_F32, call.rows, 1, 1,
                            &out->lse_offset, &out->lse_end_bytes));
-    const size_t need = workspace_bytes(plan, call.rows, call.len);
+    size_t need = 0;
+    CLA_TRY(workspace_bytes(plan, call.rows, call.len, &need));
     if (need && call.workspace.kind != CLATTN_BUF_ABSENT) {
         if (call.workspace.offset_bytes > SIZE_MAX - need)
             CLA_TRY(cla_fail(log, CLATTN_ERR_BUFFER_TOO_SMALL,

@@ -50,7 +50,8 @@ bool cla_tile_fits_kernel(const struct cla_tile *t, const struct cla_caps *caps,
                           size_t kernel_group, size_t kernel_local_bytes, char *why,
                           size_t why_size)
 {
-    const size_t need = t->kernel == CLATTN_KERNEL_GROUP ? (size_t)(t->items_q * t->items_k) : 1;
+    const int32_t items = t->kernel == CLATTN_KERNEL_VECTOR ? 1 : t->items_q * t->items_k;
+    const size_t need = items > 1 ? (size_t)items : 1;
     if (caps->quirks & CLA_QUIRK_KERNEL_QUERIES_LIE)
         return true;
     if (kernel_group < need)

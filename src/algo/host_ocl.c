@@ -79,7 +79,7 @@ static clattn_status job_create(clattn_context *ctx, const struct cla_host_work 
         CLA_TRY(cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a job of the CPU path"));
     memcpy(job->data, work->data, work->data_bytes);
     job->queue = cl->CreateCommandQueue(ctx->ocl->context, ctx->ocl->device, 0, &code);
-    CLA_TRY(cla_cl_check(log, code, "clCreateCommandQueue"));
+    CLA_TRY(cla_cl_made(log, job->queue, code, "clCreateCommandQueue"));
     for (int i = 0; i < work->num_bufs; i++) {
         const struct cla_call_buf *b = &work->bufs[i];
         job->bufs[i] = *b;
@@ -231,14 +231,14 @@ clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_w
         return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the worker of the CPU path");
     CLA_TRY(job_create(ctx, work, &job));
     job->finished = cl->CreateUserEvent(ctx->ocl->context, &code);
-    CLA_TRY(cla_cl_check(log, code, "clCreateUserEvent"));
+    CLA_TRY(cla_cl_made(log, job->finished, code, "clCreateUserEvent"));
     CLA_CL(cl->RetainEvent(job->finished));
     finished = job->finished;
     CLA_TRY(ready_event(ctx, submit, &ready));
     // Later commands of an in-order queue wait here. The caller's `done` is the user event itself:
     // Intel's CPU runtime lets a marker succeed behind an event that failed.
     CLA_CL(cl->EnqueueMarkerWithWaitList(submit->queue, 1, &finished, &behind));
-    cl->Flush(submit->queue);
+    CLA_CL(cl->Flush(submit->queue));
     // From here on the job belongs to the callback or the worker, which may end it at once.
     cla_context_job_began(ctx);
     if (ready) {

@@ -27,6 +27,7 @@ struct cla_op {
     // ptr: element 0 of each buffer; NULL where it is absent or one and the same with an output.
     clattn_status (*compute)(clattn_context *ctx, const void *data, void *const *ptr);
     int64_t rows;     // work-groups; 0 = nothing to do
+    int32_t items;    // work-items of each, once the kernel is there
     bool on_cpu;      // the CPU path even if there is a device
     bool no_fallback; // CLATTN_NO_FALLBACK
     int num_bufs;

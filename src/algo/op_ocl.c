@@ -22,20 +22,41 @@ static int32_t items_of(const struct cla_caps *caps)
     return items;
 }
 
-// NULL with CLATTN_OK where the CPU path takes over.
-static clattn_status prepare(struct cla_op *op, const struct cla_kernels **kernels)
+// The kernel for op->items items, or for as many as it takes when it is compiled.
+static clattn_status build(struct cla_op *op, const struct cla_kernels **kernels)
 {
     char options[160];
     const struct cla_caps *caps = &op->ctx->caps;
-    const int n = snprintf(options, sizeof options, "-cl-std=CL1.2 -w %s -DITEMS=%d", op->options,
-                           (int)items_of(caps));
-    if (cla_caps_lanes(caps))
-        snprintf(options + n, sizeof options - (size_t)n, " -DSUBGROUP_LANES=%d",
-                 (int)cla_caps_lanes(caps));
+    op->items = items_of(caps);
+    for (;;) {
+        size_t most = 0;
+        const int n = snprintf(options, sizeof options, "-cl-std=CL1.2 -w %s -DITEMS=%d",
+                               op->options, (int)op->items);
+        if (cla_caps_lanes(caps))
+            snprintf(options + n, sizeof options - (size_t)n, " -DSUBGROUP_LANES=%d",
+                     (int)cla_caps_lanes(caps));
+        clattn_status st = cla_ocl_function(op->ctx, op->file, op->kernel, options,
+                                            op->no_fallback ? CLATTN_LOG_ERROR : CLATTN_LOG_WARN,
+                                            kernels);
+        if (st == CLATTN_OK)
+            st = cla_ocl_items_taken(op->ctx, *kernels, &most);
+        if (st != CLATTN_OK || most >= (size_t)op->items)
+            return st;
+        if (most < 1)
+            return cla_fail(&op->ctx->log, CLATTN_ERR_UNSUPPORTED,
+                            "%s: the compiled kernel takes no work-item", op->name);
+        while ((size_t)op->items > most)
+            op->items /= 2;
+    }
+}
+
+// NULL with CLATTN_OK where the CPU path takes over.
+static clattn_status prepare(struct cla_op *op, const struct cla_kernels **kernels)
+{
     *kernels = NULL;
-    const clattn_status st = cla_ocl_function(
-        op->ctx, op->file, op->kernel, options,
-        op->no_fallback ? CLATTN_LOG_ERROR : CLATTN_LOG_WARN, kernels);
+    const clattn_status st = build(op, kernels);
+    if (st != CLATTN_OK)
+        *kernels = NULL;
     if (st == CLATTN_OK || st == CLATTN_ERR_OUT_OF_MEMORY || op->no_fallback)
         return st;
     cla_logf(&op->ctx->log, CLATTN_LOG_WARN,
@@ -53,7 +74,7 @@ static clattn_status launch(const struct cla_op *op, const struct cla_kernels *k
         arg[1 + i] = (struct cla_arg){
             sizeof(cl_mem), op->buf[own].kind == CLATTN_BUF_CL_MEM ? &op->buf[own].ptr : NULL};
     }
-    const size_t local = (size_t)items_of(&op->ctx->caps);
+    const size_t local = (size_t)op->items;
     const size_t global = (size_t)op->rows * local;
     return cla_kernels_enqueue(kernels, &op->ctx->log, arg, 1 + (unsigned)op->num_bufs,
                                submit->queue, 1, &global, &local, submit->num_wait, submit->wait,

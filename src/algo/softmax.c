@@ -52,10 +52,23 @@ void cla_softmax_parts(const struct cla_softmax_shape *shape, int64_t rows, int6
     }
     if (shape->most_part && len > n * shape->most_part)
         n = (len - 1) / shape->most_part + 1;
+    n = n < INT32_MAX ? n : INT32_MAX; // no memory holds such a row
     // Whole vectors for every item, so that parts start where vectors do.
     const int64_t unit = (int64_t)shape->items * shape->width;
     int64_t each = len > 0 ? (len - 1) / n + 1 : 1;
     each = (each - 1) / unit * unit + unit;
     *part_len = each;
     *parts = len > 0 ? (int32_t)((len - 1) / each + 1) : 1;
+}
+
+bool cla_softmax_workspace(const struct cla_softmax_shape *shape, int64_t rows, int64_t len,
+                           size_t *bytes)
+{
+    int32_t parts;
+    int64_t part_len, all = 0;
+    cla_softmax_parts(shape, rows, len, &parts, &part_len);
+    const bool fits = parts < 2 || (!__builtin_mul_overflow(rows, (int64_t)parts * 8, &all) &&
+                                    (uint64_t)all < SIZE_MAX);
+    *bytes = fits ? (size_t)all : SIZE_MAX;
+    return fits;
 }

@@ -23,12 +23,19 @@ struct cla_softmax_shape cla_softmax_shape(const struct cla_caps *caps, int32_t 
 void cla_softmax_parts(const struct cla_softmax_shape *shape, int64_t rows, int64_t len,
                        int32_t *parts, int64_t *part_len);
 
+// Bytes that the parts of rows need, a maximum and a sum each; false, and SIZE_MAX, where no memory
+// has as many.
+bool cla_softmax_workspace(const struct cla_softmax_shape *shape, int64_t rows, int64_t len,
+                           size_t *bytes);
+
 // The options that its kernels are built with.
 void cla_softmax_options(const struct cla_softmax *s, const struct cla_softmax_shape *shape,
                          const struct cla_caps *caps, char *options, size_t size);
 
-// Without OpenCL these say so.
+// Without OpenCL these say so. `shape` receives the device's own, or a smaller one where the compiled
+// kernels take no more.
 clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax *s,
+                                  struct cla_softmax_shape *shape,
                                   struct cla_softmax_kernels **out);
 void cla_softmax_release(struct cla_softmax_kernels **kernels);
 // Waits. Buffers of both kinds; an absent workspace is allocated.

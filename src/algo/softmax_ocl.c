@@ -96,7 +96,11 @@ static clattn_status run_staged(clattn_context *ctx, const struct cla_softmax *s
     int64_t part_len;
     cla_softmax_parts(&k->shape, call->rows, call->len, &parts, &part_len);
     if (parts > 1 && call->workspace.kind != CLATTN_BUF_CL_MEM) {
-        CLA_TRY(cla_ocl_mem_create(ctx, (size_t)call->rows * (size_t)parts * 8, &own));
+        size_t bytes;
+        if (!cla_softmax_workspace(&k->shape, call->rows, call->len, &bytes))
+            CLA_TRY(cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY,
+                             "no memory has room for the parts of %lld rows", (long long)call->rows));
+        CLA_TRY(cla_ocl_mem_create(ctx, bytes, &own));
         call->workspace = (clattn_buf){.kind = CLATTN_BUF_CL_MEM, .ptr = own};
         call->workspace_offset = 0;
     }
@@ -119,7 +123,8 @@ clattn_status cla_softmax_run(clattn_context *ctx, const struct cla_softmax *s,
     const size_t elem_y = cla_softmax_elem_bytes(s->dtype_y);
     // In place there is one copy, which is brought in although it is an output.
     const struct cla_buf_rows rows = {{1, 1, call.rows},
-                                      {0, 0, call.stride_y * (int64_t)elem_y},
+                                      {0, 0, call.rows < 2 ? 0
+                                                           : call.stride_y * (int64_t)elem_y},
                                       (size_t)call.len * elem_y};
     const bool dense = call.rows < 2 || call.stride_y == call.len;
     struct cla_call_buf bufs[] = {
@@ -272,11 +277,65 @@ static clattn_status trials(clattn_context *ctx, const struct cla_softmax *s,
     return st;
 }
 
+// Items of a work-group that all kernels take.
+static clattn_status items_taken(clattn_context *ctx, const struct cla_softmax_kernels *k,
+                                 size_t *items)
+{
+    clattn_status st = CLATTN_OK;
+    *items = SIZE_MAX;
+    for (int i = 0; i < KERNELS && st == CLATTN_OK; i++) {
+        size_t most = 0;
+        if (!k->kernel[i])
+            continue;
+        st = cla_ocl_items_taken(ctx, k->kernel[i], &most);
+        *items = most < *items ? most : *items;
+    }
+    return st;
+}
+
+// CLATTN_ERR_UNSUPPORTED, and *items, where the kernels take fewer items than the shape has.
 static clattn_status make_and_try(clattn_context *ctx, const struct cla_softmax *s,
-                                  cl_program program, struct cla_softmax_kernels *k)
+                                  cl_program program, struct cla_softmax_kernels *k, size_t *items)
 {
     clattn_status st = make_kernels(ctx, s, program, k);
+    if (st == CLATTN_OK)
+        st = items_taken(ctx, k, items);
+    if (st == CLATTN_OK && *items < (size_t)k->shape.items)
+        return CLATTN_ERR_UNSUPPORTED;
     return st == CLATTN_OK ? trials(ctx, s, k) : st;
+}
+
+static void destroy_kernels(struct cla_softmax_kernels *k)
+{
+    for (int i = 0; i < KERNELS; i++)
+        cla_kernels_destroy(&k->kernel[i]);
+}
+
+// With the shape that these figures of the device give.
+static clattn_status build_and_try(clattn_context *ctx, const struct cla_softmax *s,
+                                   const struct cla_caps *caps, struct cla_softmax_kernels *k,
+                                   size_t *items)
+{
+    clattn_status st = CLATTN_OK;
+    cl_program program = NULL, again = NULL;
+    char options[160];
+    k->shape = cla_softmax_shape(caps, s->kernel);
+    cla_softmax_options(s, &k->shape, caps, options, sizeof options);
+    CLA_TRY(cla_ocl_build(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &program));
+    st = make_and_try(ctx, s, program, k, items);
+    // The fault may be in what was kept on disk.
+    if (st != CLATTN_OK && st != CLATTN_ERR_OUT_OF_MEMORY && st != CLATTN_ERR_UNSUPPORTED &&
+        cla_ocl_rebuild(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &again) == CLATTN_OK &&
+        again) {
+        destroy_kernels(k);
+        st = make_and_try(ctx, s, again, k, items);
+    }
+done:
+    if (program)
+        ctx->ocl->cl->ReleaseProgram(program);
+    if (again)
+        ctx->ocl->cl->ReleaseProgram(again);
+    return st;
 }
 
 void cla_softmax_options(const struct cla_softmax *s, const struct cla_softmax_shape *shape,
@@ -290,34 +349,28 @@ void cla_softmax_options(const struct cla_softmax *s, const struct cla_softmax_s
 }
 
 clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax *s,
+                                  struct cla_softmax_shape *shape,
                                   struct cla_softmax_kernels **out)
 {
     clattn_status st = CLATTN_OK;
-    cl_program program = NULL, again = NULL;
-    char options[160];
+    struct cla_caps caps = ctx->caps;
     struct cla_softmax_kernels *k = calloc(1, sizeof *k);
     if (!k)
         return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for softmax kernels");
-    k->shape = cla_softmax_shape(&ctx->caps, s->kernel);
-    cla_softmax_options(s, &k->shape, &ctx->caps, options, sizeof options);
-    CLA_TRY(cla_ocl_build(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &program));
-    st = make_and_try(ctx, s, program, k);
-    // The fault may be in what was kept on disk.
-    if (st != CLATTN_OK && st != CLATTN_ERR_OUT_OF_MEMORY &&
-        cla_ocl_rebuild(ctx, "softmax.cl", options, CLATTN_LOG_WARN, &again) == CLATTN_OK &&
-        again) {
-        for (int i = 0; i < KERNELS; i++)
-            cla_kernels_destroy(&k->kernel[i]);
-        st = make_and_try(ctx, s, again, k);
+    for (size_t items = 0;;) {
+        st = build_and_try(ctx, s, &caps, k, &items);
+        if (st != CLATTN_ERR_UNSUPPORTED)
+            break;
+        if (items < 1)
+            CLA_TRY(cla_fail(&ctx->log, st, "the compiled softmax kernels take no work-item"));
+        destroy_kernels(k);
+        caps.max_group = items;
     }
     CLA_TRY(st);
+    *shape = k->shape;
     *out = k;
     k = NULL;
 done:
-    if (program)
-        ctx->ocl->cl->ReleaseProgram(program);
-    if (again)
-        ctx->ocl->cl->ReleaseProgram(again);
     cla_softmax_release(&k);
     return st;
 }

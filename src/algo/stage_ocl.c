@@ -58,7 +58,7 @@ static clattn_status stage_one(struct cla_stage *s, struct cla_call_buf *b, bool
     cl_int code = CL_SUCCESS;
     item->mem = ocl->cl->CreateBuffer(ocl->context, flags, item->bytes,
                                       item->shared ? host : NULL, &code);
-    CLA_TRY(cla_cl_check(log, code, "clCreateBuffer"));
+    CLA_TRY(cla_cl_made(log, item->mem, code, "clCreateBuffer"));
     if ((!b->output || read_rows || b->keeps) && !item->shared)
         CLA_CL(ocl->cl->EnqueueWriteBuffer(ocl->queue, item->mem, CL_TRUE, 0, item->bytes, from, 0,
                                            NULL, NULL));

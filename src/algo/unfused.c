@@ -28,6 +28,7 @@ enum {
 struct unfused {
     const struct cla_clblast *blast;
     struct cla_softmax softmax;
+    struct cla_softmax_shape shape;
     struct cla_softmax_kernels *kernels;
 };
 
@@ -44,11 +45,15 @@ static int propose(const struct cla_algo *self, const struct cla_problem *p,
     int32_t items = 1;
     while (items < ITEMS_MAX && 2 * (size_t)items <= most)
         items *= 2;
-    *out = (struct cla_tile){.kernel = CLATTN_KERNEL_AUTO, .tile_q = 1, .tile_k = items,
-                             .items_q = 1, .items_k = items};
-    snprintf(out->reason, sizeof out->reason, "scores in memory, %s softmax, products by CLBlast",
-             softmax[p->softmax]);
-    return 1;
+    // Fewer for a compiler whose kernels take no more.
+    int n = 0;
+    for (; n < max && n < 3 && items > 0; n++, items /= 8) {
+        out[n] = (struct cla_tile){.kernel = CLATTN_KERNEL_AUTO, .tile_q = 1, .tile_k = items,
+                                   .items_q = 1, .items_k = items};
+        snprintf(out[n].reason, sizeof out[n].reason,
+                 "scores in memory, %s softmax, products by CLBlast", softmax[p->softmax]);
+    }
+    return n;
 }
 
 static clattn_status prepare_more(clattn_context *ctx, const struct cla_problem *p,
@@ -65,7 +70,7 @@ static clattn_status prepare_more(clattn_context *ctx, const struct cla_problem 
     u->softmax = (struct cla_softmax){
         .algo = p->softmax, .path = CLATTN_SOFTMAX_PATH_OPENCL, .kernel = CLATTN_KERNEL_AUTO,
         .dtype_x = CLATTN_DTYPE_F32, .dtype_y = CLATTN_DTYPE_F32, .lse = p->lse};
-    st = cla_softmax_prepare(ctx, &u->softmax, &u->kernels);
+    st = cla_softmax_prepare(ctx, &u->softmax, &u->shape, &u->kernels);
     return st;
 }
 
@@ -100,10 +105,10 @@ static int32_t parts_of(int64_t len_kv)
 }
 
 // Places that lie beyond 64 bits are wrong, but then `floats` says so.
-static struct layout layout(const clattn_context *ctx, const struct cla_problem *p,
+static struct layout layout(const struct cla_prepared *prepared, const struct cla_problem *p,
                             const struct cla_extent *e)
 {
-    const struct cla_softmax_shape shape = cla_softmax_shape(&ctx->caps, CLATTN_KERNEL_AUTO);
+    const struct cla_softmax_shape shape = ((const struct unfused *)prepared->more)->shape;
     const double rows = (double)e->batch * p->heads_q * e->len_q;
     const double keys = (double)e->batch * p->heads_kv * e->len_kv;
     struct layout l = {.rows = rows < 0x1p60 ? (int64_t)rows : 0,
@@ -139,8 +144,8 @@ static bool has_scores_pass(const struct cla_problem *p)
 static uint64_t workspace(const clattn_context *ctx, const struct cla_problem *p,
                           const struct cla_prepared *prepared, const struct cla_extent *e)
 {
-    (void)prepared;
-    const struct layout l = layout(ctx, p, e);
+    (void)ctx;
+    const struct layout l = layout(prepared, p, e);
     return l.floats < 0x1p60 ? (uint64_t)l.floats * sizeof(float) : UINT64_MAX;
 }
 
@@ -411,7 +416,7 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
     const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
     cl_command_queue_properties props = 0;
     struct way r = {.ctx = ctx, .p = p, .prepared = prepared, .u = prepared->more, .call = call,
-                    .queue = submit->queue, .l = layout(ctx, p, &e),
+                    .queue = submit->queue, .l = layout(prepared, p, &e),
                     .workspace = call->workspace.kind == CLATTN_BUF_CL_MEM ? call->workspace.ptr
                                                                            : NULL};
     CLA_TRY(check_call(ctx, p, call, &r.l));
@@ -442,7 +447,7 @@ static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
                          const struct cla_prepared *prepared, const struct cla_call *call)
 {
     const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
-    const struct layout l = layout(ctx, p, &e);
+    const struct layout l = layout(prepared, p, &e);
     const clattn_status st = check_call(ctx, p, call, &l);
     return st == CLATTN_OK ? cla_tiled_run(ctx, p, prepared, call) : st;
 }

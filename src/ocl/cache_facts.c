@@ -54,7 +54,7 @@ static void add_text(struct facts *f, cl_platform_id platform, cl_uint fact, con
 {
     cl_int code = CL_SUCCESS;
     char *text = cla_cl_text(f->cl, platform, f->device, fact, &code);
-    if (!text && code == CL_SUCCESS)
+    if (code == CL_OUT_OF_HOST_MEMORY)
         f->failed = true;
     add(f, name, text ? text : "?");
     free(text);

@@ -22,6 +22,8 @@ char *cla_cl_text(const struct cla_cl *cl, cl_platform_id platform, cl_device_id
     if (*code == CL_SUCCESS && size > CLA_CL_TEXT_MAX)
         *code = CL_INVALID_VALUE; // no text is that long
     char *text = *code == CL_SUCCESS ? calloc(size + 1, 1) : NULL;
+    if (*code == CL_SUCCESS && !text)
+        *code = CL_OUT_OF_HOST_MEMORY;
     if (text)
         *code = platform ? cl->GetPlatformInfo(platform, fact, size, text, NULL)
                          : cl->GetDeviceInfo(device, fact, size, text, NULL);

@@ -101,3 +101,9 @@ clattn_status cla_cl_check(const struct cla_log *log, cl_int code, const char *c
     return cla_fail(log, cla_cl_status(code), "%s: %s (%d)", call, cla_cl_error_name(code),
                     (int)code);
 }
+
+clattn_status cla_cl_made(const struct cla_log *log, const void *object, cl_int code,
+                          const char *call)
+{
+    return cla_cl_check(log, code == CL_SUCCESS && !object ? CL_OUT_OF_HOST_MEMORY : code, call);
+}

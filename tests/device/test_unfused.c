@@ -395,7 +395,7 @@ static void test_workspace_refusals(void **state)
     call = m.call;
     call.batch = 1;
     call.len_q = 1;
-    call.o.layout = CLATTN_LAYOUT_BHSD;
+    call.o = (clattn_tensor){.buf = call.o.buf};
     size_t need = 0;
     assert_int_equal(clattn_plan_workspace_bytes(plan, &call, &need), CLATTN_OK);
     assert_true(need < m.work_bytes / 2);
