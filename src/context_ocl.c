@@ -94,8 +94,8 @@ static clattn_status check_compiler(const struct cla_log *log, const struct cla_
     return CLATTN_OK;
 }
 
-// A device that drops out of one listing moves the others up, and what was planned for one would run
-// on another.
+// A device that drops out of one listing moves the others up, and what was planned for one would
+// run on another.
 static bool same_device(const struct cla_caps *a, const struct cla_caps *b)
 {
     return strcmp(a->platform, b->platform) == 0 && strcmp(a->name, b->name) == 0 &&

@@ -155,8 +155,8 @@ struct cla_mem_facts {
 };
 
 // Gives the facts of a cl_mem; CLATTN_ERR_WRONG_CONTEXT for one of another context,
-// CLATTN_ERR_BUFFER_MISSING for what is no buffer, CLATTN_ERR_OUT_OF_MEMORY where the driver has none
-// to answer. Does not log.
+// CLATTN_ERR_BUFFER_MISSING for what is no buffer, CLATTN_ERR_OUT_OF_MEMORY where the driver has
+// none to answer. Does not log.
 typedef clattn_status (*cla_mem_fn)(void *user, void *mem, struct cla_mem_facts *facts);
 
 // What elements a buffer holds, for messages: up to four axes, each with its stride, and inside of

@@ -124,7 +124,11 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
   local dir=$build/$1 options=(-Dwerror=true -Dtests=enabled -Dtools=enabled) compiler=gcc
   local targets=()
   case $1 in
-    gcc) options+=(-Dexamples=enabled) ;;
+    # What is made where its tools are must not be missing here.
+    gcc)
+      options+=(-Dexamples=enabled -Dman=enabled -Ddocs=enabled -Dcompletions=enabled
+                -Dopenmp=enabled)
+      ;;
     # Assertions are on here, and off in gcc and no-opencl, which are what users get.
     # The code is what counts in these two, not its speed.
     clang)
@@ -149,8 +153,10 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
       ;;
   esac
   rm -f "$build/$1.built"
-  if [ ! -f "$dir/build.ninja" ]; then
+  # Meson keeps the options that a folder was made with.
+  if [ ! -f "$dir/build.ninja" ] || [ "$(cat "$build/$1.options" 2>/dev/null)" != "${options[*]}" ]; then
     rm -rf "$dir"
+    printf '%s\n' "${options[*]}" >"$build/$1.options"
     CC=$compiler meson setup "$dir" "${options[@]}" || return 1
   fi
   ninja -C "$dir" -j "$(nproc)" --quiet -k 0 "${targets[@]}" && touch "$build/$1.built"
@@ -285,6 +291,13 @@ step_host() {
   [ "$full" = no ] || but=none
   if have gcc; then
     mapfile -t programs < <(programs_of gcc unit,header,style,tools -v "^($but)\$")
+    # Dumps of the interface, exported names and hardening are looked at, whatever is installed.
+    local program
+    for program in "binary interface" exports hardening reference; do
+      printf '%s\n' "${programs[@]}" | grep -x -e "$program" >/dev/null ||
+        fail "there is no test $program"
+    done
+    check "abidw is there" abidw --version
     suites gcc host 900 "${programs[@]}"
     mapfile -t programs < <(programs_of gcc device ' cpu( dot)?$')
     suites gcc host-device 300 "${programs[@]}"
@@ -397,7 +410,7 @@ step_sanitize() {
   use_device pocl
   device_env+=("$ubsan" CLATTN_TEST_SMALL=1)
   if [ "$full" = yes ]; then
-    mapfile -t programs < <(programs_of sanitize device ' opencl$')
+    mapfile -t programs < <(programs_of sanitize device -v ' cpu( dot)?$')
   else
     programs=("fork opencl" "threads opencl" "steady opencl")
   fi
@@ -423,21 +436,29 @@ step_fuzz() {
 
 # ---- with --full only --------------------------------------------------------------------------
 
-# Random problems of every feature on every algorithm; a failure prints its seed.
+# Random problems of every feature on every algorithm; a failure prints its seed. What each program
+# says at its end is kept: steps/random.figures.
+figures() { # figures WHAT COMMAND...
+  check "$@"
+  { printf '== %s\n' "$1"; grep -E ' of its bound|problems|pairs|worst' "$log" | tail -n 40 || true; } \
+    >>"$build/steps/random.figures"
+}
+
 step_random() {
+  : >"$build/steps/random.figures"
   have gcc || return 0
   check "install ${intel_packages[*]}" install_intel
   local device
-  check "random problems on the CPU path" env CLATTN_TEST_RANDOM=5000 "CLATTN_TEST_SEED=$RANDOM" \
+  figures "random problems on the CPU path" env CLATTN_TEST_RANDOM=5000 "CLATTN_TEST_SEED=$RANDOM" \
     timeout --foreground 7200 "$build/gcc/tests/test_stress" cpu
   for device in intel pocl llvmpipe; do
     use_device "$device"
-    check "random problems on $device" env "${device_env[@]}" CLATTN_TEST_RANDOM=300 \
+    figures "random problems on $device" env "${device_env[@]}" CLATTN_TEST_RANDOM=300 \
       "CLATTN_TEST_SEED=$RANDOM" timeout --foreground 14400 "$build/gcc/tests/test_stress" opencl
-    check "ends of the range on $device" env "${device_env[@]}" CLATTN_TEST_FORMATS=1 \
+    figures "ends of the range on $device" env "${device_env[@]}" CLATTN_TEST_FORMATS=1 \
       CLATTN_TEST_ALGOS=fused,two_loop,fused_kv_outer,split_kv,unfused \
       timeout --foreground 14400 "$build/gcc/tests/test_range" opencl
-    check "random combinations on $device" env "${device_env[@]}" COUNT=100 \
+    figures "random combinations on $device" env "${device_env[@]}" COUNT=100 \
       timeout --foreground 14400 tools/test_long.sh "$build/gcc"
   done
 }
@@ -476,13 +497,18 @@ step_install() {
   mkdir -p "$build/stage"
   check "meson install" env DESTDIR="$stage" meson install -C "$build/gcc" --no-rebuild --quiet
   use_device pocl
+  check "what is wrong on a page is found" python3 -B tests/docs/check_blocks.py --self-test \
+    --prefix "$stage"
   check "the code of every page" env "${device_env[@]}" timeout --foreground 600 \
     python3 -B tests/docs/check_blocks.py --prefix "$stage"
   local options=()
   [ "$full" = no ] || options=(--subproject --dist)
   check "consumers of the installed library" env "${device_env[@]}" \
     tests/consumers/check.sh "$build/gcc" "${options[@]}"
+  local before=$passed
   suites gcc examples 600 --suite examples
+  # Those of C++, of OpenCL and of MPI are left out where something is not found.
+  [ $((passed - before)) -eq 9 ] || fail "$((passed - before)) of 9 examples ran"
 }
 
 # The Python module as pip builds it.
@@ -492,6 +518,12 @@ step_python() {
   [ "$full" = no ] || options=(--long)
   check "the Python module" env "${device_env[@]}" timeout --foreground 3600 \
     tools/python_check.sh "${options[@]}" "$build/python"
+  have gcc || return 0
+  check "meson install" env DESTDIR="$build/python/stage" \
+    meson install -C "$build/gcc" --no-rebuild --quiet
+  check "the README's Python" env "${device_env[@]}" timeout --foreground 300 \
+    python3 -B tests/docs/check_blocks.py --prefix "$build/python/stage" --only README.md \
+    --python "$build/python/venv/bin/python"
 }
 
 # ---- the real input ----------------------------------------------------------------------------
@@ -572,7 +604,7 @@ if [ "${#chosen[@]}" -eq 0 ]; then
   [ "$full" = no ] || chosen+=("${full_steps[@]}")
 fi
 # What a step that passed has passed with.
-sources="full=$full $(find cl docs/features.md include meson* src tests tools README.md -type f \
+sources="full=$full $(find . -type f ! -path './build*' ! -path './.git/*' \
   ! -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)"
 
 # What the caller's environment says about devices must not change what is tested.

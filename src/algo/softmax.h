@@ -32,8 +32,8 @@ bool cla_softmax_workspace(const struct cla_softmax_shape *shape, int64_t rows, 
 void cla_softmax_options(const struct cla_softmax *s, const struct cla_softmax_shape *shape,
                          const struct cla_caps *caps, char *options, size_t size);
 
-// Without OpenCL these say so. `shape` receives the device's own, or a smaller one where the compiled
-// kernels take no more.
+// Without OpenCL these say so. `shape` receives the device's own, or a smaller one where the
+// compiled kernels take no more.
 clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax *s,
                                   struct cla_softmax_shape *shape,
                                   struct cla_softmax_kernels **out);

@@ -99,7 +99,8 @@ static clattn_status run_staged(clattn_context *ctx, const struct cla_softmax *s
         size_t bytes;
         if (!cla_softmax_workspace(&k->shape, call->rows, call->len, &bytes))
             CLA_TRY(cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY,
-                             "no memory has room for the parts of %lld rows", (long long)call->rows));
+                             "no memory has room for the parts of %lld rows",
+                             (long long)call->rows));
         CLA_TRY(cla_ocl_mem_create(ctx, bytes, &own));
         call->workspace = (clattn_buf){.kind = CLATTN_BUF_CL_MEM, .ptr = own};
         call->workspace_offset = 0;

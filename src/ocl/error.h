@@ -15,7 +15,8 @@ clattn_status cla_cl_status(cl_int code);
 // Logs "call: CODE_NAME (number)" at error level if `code` is a failure; returns its status.
 clattn_status cla_cl_check(const struct cla_log *log, cl_int code, const char *call);
 
-// As cla_cl_check() for a call that makes an object: one that gives none and no code has failed, too.
+// As cla_cl_check() for a call that makes an object: one that gives neither object nor code has
+// failed, too.
 clattn_status cla_cl_made(const struct cla_log *log, const void *object, cl_int code,
                           const char *call);
 
