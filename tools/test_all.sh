@@ -154,7 +154,8 @@ compile() { # compile NAME: sets up $build/NAME once and builds it
   esac
   rm -f "$build/$1.built"
   # Meson keeps the options that a folder was made with.
-  if [ ! -f "$dir/build.ninja" ] || [ "$(cat "$build/$1.options" 2>/dev/null)" != "${options[*]}" ]; then
+  if [ ! -f "$dir/build.ninja" ] ||
+    [ "$(cat "$build/$1.options" 2>/dev/null)" != "${options[*]}" ]; then
     rm -rf "$dir"
     printf '%s\n' "${options[*]}" >"$build/$1.options"
     CC=$compiler meson setup "$dir" "${options[@]}" || return 1
@@ -440,8 +441,9 @@ step_fuzz() {
 # says at its end is kept: steps/random.figures.
 figures() { # figures WHAT COMMAND...
   check "$@"
-  { printf '== %s\n' "$1"; grep -E ' of its bound|problems|pairs|worst' "$log" | tail -n 40 || true; } \
-    >>"$build/steps/random.figures"
+  printf '== %s\n' "$1" >>"$build/steps/random.figures"
+  grep -E ' of its bound|problems|pairs|worst' "$log" | tail -n 40 \
+    >>"$build/steps/random.figures" || true
 }
 
 step_random() {

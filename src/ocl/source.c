@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ocl/source.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,12 +81,16 @@ static char *join(const char *dir, const char *name)
     return path;
 }
 
-// The file's text, which the caller frees; NULL if the place does not have it.
-static char *load(const struct place *place, const char *name, size_t *size)
+// The file's text, which the caller frees; NULL if the place does not have it, or, with *no_memory,
+// could not be asked.
+static char *load(const struct place *place, const char *name, size_t *size, bool *no_memory)
 {
+    *no_memory = false;
     if (place->dir) {
         char *path = join(place->dir, name);
+        errno = 0;
         char *text = path ? cla_os_read_file(path, size) : NULL;
+        *no_memory = !path || (!text && errno == ENOMEM);
         free(path);
         return text;
     }
@@ -99,6 +104,7 @@ static char *load(const struct place *place, const char *name, size_t *size)
             text[f->size] = '\0';
             *size = f->size;
         }
+        *no_memory = !text;
         return text;
     }
     return NULL;
@@ -159,7 +165,10 @@ static clattn_status add_include(struct expansion *e, const char *from, int line
     }
 
     size_t size = 0;
-    char *text = load(e->place, wanted, &size);
+    bool no_memory;
+    char *text = load(e->place, wanted, &size, &no_memory);
+    if (no_memory)
+        return cla_fail(e->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to read %s", wanted);
     if (!text)
         return cla_fail(e->log, CLATTN_ERR_FILE,
                         "%s:%d: included file %s cannot be read in the same place, %s%s%s", from,
@@ -290,10 +299,11 @@ clattn_status cla_source_expand(const char *dir, bool embedded, const char *name
     clattn_status st = CLATTN_ERR_FILE;
     char *root = NULL;
     size_t size = 0;
+    bool no_memory = false;
     int i = 0;
-    while (i < n && !root) {
-        root = load(&places[i++], name, &size);
-        if (!root && places[i - 1].dir && places[i - 1].dir != installed) {
+    while (i < n && !root && !no_memory) {
+        root = load(&places[i++], name, &size, &no_memory);
+        if (!root && !no_memory && places[i - 1].dir && places[i - 1].dir != installed) {
             const bool there = cla_os_is_folder(places[i - 1].dir);
             cla_logf(log, there ? CLATTN_LOG_INFO : CLATTN_LOG_WARN,
                      there ? "%s (%s) has no %s" : "%s (%s) is no folder to look for %s in",
@@ -302,8 +312,11 @@ clattn_status cla_source_expand(const char *dir, bool embedded, const char *name
     }
     // The first place that has the file is taken: going on where one of its includes is missing
     // would quietly pass over a file that the user has put there.
-    st = root ? expand_from(&places[i - 1], name, root, size, log, text)
-              : not_found(places, n, name, log);
+    if (no_memory)
+        st = cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to read %s", name);
+    else
+        st = root ? expand_from(&places[i - 1], name, root, size, log, text)
+                  : not_found(places, n, name, log);
     free(root);
     free(installed);
     return st;

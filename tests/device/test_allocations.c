@@ -31,6 +31,9 @@ static const struct life host_lives[] = {
 static const struct life device_lives[] = {
     {.name = "auto", .algo = CLATTN_ALGO_AUTO},
     {.name = "fused, host memory", .algo = CLATTN_ALGO_FUSED, .host_memory = true},
+    {.name = "fused, group", .algo = CLATTN_ALGO_FUSED, .kernel = CLATTN_KERNEL_GROUP},
+    {.name = "two_loop", .algo = CLATTN_ALGO_TWO_LOOP},
+    {.name = "fused_kv_outer", .algo = CLATTN_ALGO_FUSED_KV_OUTER},
     {.name = "split_kv", .algo = CLATTN_ALGO_SPLIT_KV},
     {.name = "unfused", .algo = CLATTN_ALGO_UNFUSED},
     {.name = "CPU path on device memory", .algo = CLATTN_ALGO_HOST},
@@ -40,6 +43,7 @@ static const struct life device_lives[] = {
     {.name = "softmax, empty cache", .kind = LIFE_SOFTMAX, .fills_cache = true},
     {.name = "kv", .kind = LIFE_KV},
     {.name = "application", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_HOST},
+    {.name = "application, split_kv", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_SPLIT_KV},
 };
 enum { LIVES_MOST = sizeof device_lives / sizeof device_lives[0] };
 

@@ -37,6 +37,14 @@ static const struct life lives[] = {
     {.name = "kv", .kind = LIFE_KV},
     {.name = "application", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_SPLIT_KV},
     {.name = "application, host", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_HOST},
+    {.name = "application, fused", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_FUSED,
+     .slow = true},
+    {.name = "application, two_loop", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_TWO_LOOP,
+     .slow = true},
+    {.name = "application, fused_kv_outer", .kind = LIFE_APPLICATION,
+     .algo = CLATTN_ALGO_FUSED_KV_OUTER, .slow = true},
+    {.name = "application, unfused", .kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_UNFUSED,
+     .slow = true},
 };
 enum { LIVES = sizeof lives / sizeof lives[0] };
 
@@ -144,7 +152,7 @@ static int leaks(char *text, size_t size)
 }
 
 struct tally {
-    long failed, survived, bad;
+    long failed, survived, bad, unreached; // unreached: nothing failed, another order of calls
 };
 
 // One life in which something fails, as `what` says.
@@ -183,6 +191,7 @@ static void calls_fail(const struct life *life, const long of[SPY_FUNCTION_COUNT
                 snprintf(what, sizeof what, "%s number %ld gives %d", spy_name(f), n,
                          (int)spy->fail_code);
                 fail_once(life, what, tally);
+                tally->unreached += atomic_load(&spy->failed_function) < 0;
             }
     }
 }
@@ -228,6 +237,8 @@ static void test_life(void **state)
                   "%ld lost devices %ld badly\n", life->name, tally.failed, tally.survived,
                   tally.bad, lost.failed + lost.survived, lost.bad);
     assert_int_equal(tally.bad + lost.bad, 0);
+    if (tally.unreached > (tally.failed + tally.survived) / 20)
+        fail_msg("%ld calls that were to fail were not made", tally.unreached);
     assert_true(tally.failed > 0 && (lost.failed > 0 || life->fills_cache));
     // And the library is as good as ever.
     out = observe(life);

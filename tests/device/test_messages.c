@@ -108,6 +108,9 @@ static void test_info(void **state)
                                      info.kernel_name, "; why: ", info.reason, "; on [",
                                      t->device->info.platform, t->device->info.name, NULL};
         expect_parts(text, parts);
+        char tile[32];
+        snprintf(tile, sizeof tile, ", tile %dx%d", (int)info.tile_q, (int)info.tile_k);
+        expect_parts(text, (const char *const[]){tile, NULL});
         assert_null(strstr(text, "batch")); // there is no bound
         clattn_plan_destroy(&plan);
     }
