@@ -469,7 +469,12 @@ step_random() {
 step_failures() {
   use_device llvmpipe
   device_env+=(CLATTN_TEST_EVERY=1)
-  ! have gcc || suites gcc failures 14400 failures "allocations cpu" "allocations opencl"
+  have gcc || return 0
+  suites gcc failures 14400 failures "allocations cpu" "allocations opencl"
+  # As many calls of each kind as the CPU path gets in CI.
+  use_device pocl
+  device_env+=(CLATTN_TEST_CALLS=10000)
+  suites gcc steady 7200 "steady opencl"
 }
 
 step_packages() {
