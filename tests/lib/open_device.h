@@ -24,7 +24,7 @@ enum { DEVICES_MAX = 16, SKIP_STATUS = 77 };
 
 // Text of the last messages of a log callback; see log_capture().
 struct log_capture {
-    char text[4096]; // lines end with a newline
+    char text[32768]; // lines end with a newline
     int errors;
 };
 
