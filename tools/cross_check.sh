@@ -29,8 +29,10 @@ failed=() left_out=() done=()
 jobs=${JOBS:-$(nproc)}
 
 # Unit tests that say something of a machine, and programs of the CPU path.
-unit=(problem call_features plan tile half host host_dot host_features quantize softmax_merge ref
-      log cache source ocl_util banks serves tune)
+unit=(problem call_features plan tile half host host_dot quantize softmax_merge ref log cache
+      source ocl_util banks serves tune)
+# Half an hour under an emulator.
+more=(host_features)
 posix=(os store struct_size)
 device=(features cases softmax append merge rotary stress range)
 
@@ -167,7 +169,7 @@ END
   configure mingw x86_64-w64-mingw32 "$root" -Dtests=enabled -Dtools=disabled || return 0
   export WINEPREFIX=$folder/wine WINEDEBUG=-all
   wine wineboot -i >/dev/null 2>&1
-  check mingw "${unit[@]}" windows "${device[@]/%/ cpu}" numbers exports
+  check mingw "${unit[@]}" "${more[@]}" windows "${device[@]/%/ cpu}" numbers exports
   wineserver -k || true
 }
 
@@ -236,10 +238,10 @@ compiler_of() {
 
 run_target() {
   case $1 in
-    i386) linux i386 i386 i686-linux-gnu i386-linux-gnu "${unit[@]}" "${posix[@]}" \
+    i386) linux i386 i386 i686-linux-gnu i386-linux-gnu "${unit[@]}" "${more[@]}" "${posix[@]}" \
       "${device[@]/%/ cpu}" exports ;;
-    aarch64) linux aarch64 arm64 aarch64-linux-gnu aarch64-linux-gnu "${unit[@]}" "${posix[@]}" \
-      "${device[@]/%/ cpu}" exports ;;
+    aarch64) linux aarch64 arm64 aarch64-linux-gnu aarch64-linux-gnu "${unit[@]}" "${more[@]}" \
+      "${posix[@]}" "${device[@]/%/ cpu}" exports ;;
     armhf) linux armhf armhf arm-linux-gnueabihf arm-linux-gnueabihf "${unit[@]}" \
       "features cpu" ;;
     s390x) linux s390x s390x s390x-linux-gnu s390x-linux-gnu "${unit[@]}" "${posix[@]}" \
