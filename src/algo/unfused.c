@@ -105,10 +105,13 @@ static int32_t parts_of(int64_t len_kv)
 }
 
 // Places that lie beyond 64 bits are wrong, but then `floats` says so.
-static struct layout layout(const struct cla_prepared *prepared, const struct cla_problem *p,
-                            const struct cla_extent *e)
+static struct layout layout(const clattn_context *ctx, const struct cla_prepared *prepared,
+                            const struct cla_problem *p, const struct cla_extent *e)
 {
-    const struct cla_softmax_shape shape = ((const struct unfused *)prepared->more)->shape;
+    // Before anything is compiled, that of the device's own figures.
+    const struct cla_softmax_shape shape =
+        prepared && prepared->more ? ((const struct unfused *)prepared->more)->shape
+                                   : cla_softmax_shape(&ctx->caps, CLATTN_KERNEL_AUTO);
     const double rows = (double)e->batch * p->heads_q * e->len_q;
     const double keys = (double)e->batch * p->heads_kv * e->len_kv;
     struct layout l = {.rows = rows < 0x1p60 ? (int64_t)rows : 0,
@@ -144,8 +147,7 @@ static bool has_scores_pass(const struct cla_problem *p)
 static uint64_t workspace(const clattn_context *ctx, const struct cla_problem *p,
                           const struct cla_prepared *prepared, const struct cla_extent *e)
 {
-    (void)ctx;
-    const struct layout l = layout(prepared, p, e);
+    const struct layout l = layout(ctx, prepared, p, e);
     return l.floats < 0x1p60 ? (uint64_t)l.floats * sizeof(float) : UINT64_MAX;
 }
 
@@ -416,7 +418,7 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
     const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
     cl_command_queue_properties props = 0;
     struct way r = {.ctx = ctx, .p = p, .prepared = prepared, .u = prepared->more, .call = call,
-                    .queue = submit->queue, .l = layout(prepared, p, &e),
+                    .queue = submit->queue, .l = layout(ctx, prepared, p, &e),
                     .workspace = call->workspace.kind == CLATTN_BUF_CL_MEM ? call->workspace.ptr
                                                                            : NULL};
     CLA_TRY(check_call(ctx, p, call, &r.l));
@@ -447,7 +449,7 @@ static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
                          const struct cla_prepared *prepared, const struct cla_call *call)
 {
     const struct cla_extent e = {call->batch, call->len_q, call->len_kv, false};
-    const struct layout l = layout(prepared, p, &e);
+    const struct layout l = layout(ctx, prepared, p, &e);
     const clattn_status st = check_call(ctx, p, call, &l);
     return st == CLATTN_OK ? cla_tiled_run(ctx, p, prepared, call) : st;
 }
