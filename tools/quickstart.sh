@@ -4,7 +4,7 @@
 # a real sentence encoder (tests/data/minilm) on the best device here, and shows the numbers beside
 # the expected ones. Without a GPU driver the device is PoCL from Debian, or the CPU path.
 #
-# BUILD_DIR says where to build (default: build in the repository).
+# BUILD_DIR is the folder of builds, one of which is `quickstart` (default: build).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -46,9 +46,12 @@ def dtype_code(dtype: Any, bits: bool, name: str) -> int:
 
 
 def named_code(dtype: DTypeLike, name: str) -> int:
-    """Of a dtype or a name; "bfloat16" needs no ml_dtypes."""
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        return BF16
+    """Of a dtype or a name; "bfloat16" needs no ml_dtypes. NumPy's "f16" would have 16 bytes, the
+    tools' has 16 bits."""
+    if isinstance(dtype, str):
+        dtype = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(dtype, dtype)
+        if dtype == "bfloat16":
+            return BF16
     return dtype_code(np.dtype(dtype), False, name)
 
 

@@ -130,10 +130,10 @@ class Plan:
             code, code if kv_dtype is None else named_code(kv_dtype, "kv_dtype"),
             code if out_dtype is None else named_code(out_dtype, "out_dtype"), dim, dim_v, heads_q,
             heads_kv, max_batch, max_len_q, max_len_kv,
-            sum(_FEATURES[name] for name, given in wanted.items() if given),
+            sum(_FEATURES[name] for name, given in wanted.items() if _flag(given, name)),
             choose(_ALIGNS, align, "align"), choose(_ALGOS, algo, "algo"),
             choose(_KERNELS, kernel, "kernel"), choose(_PRECISIONS, precision, "precision"),
-            0 if fallback else lib.CLATTN_NO_FALLBACK, num_splits,
+            0 if _flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK, num_splits,
             choose(_SOFTMAX, softmax, "softmax"), named_code(bias_dtype, "bias_dtype"), page_size,
             tile))
 
@@ -158,6 +158,8 @@ class Plan:
         self._handle: Any = ffi.gc(out[0], destroy)
         self._dtype_o: int = desc.dtype_o
         self._features: int = desc.features
+        self._dims: tuple[int, int] = (desc.dim_qk, desc.dim_v or desc.dim_qk)
+        self._heads: tuple[int, int] = (desc.heads_q, desc.heads_kv or desc.heads_q)
         self._info: Optional[PlanInfo] = None
 
     @property
@@ -219,6 +221,13 @@ def _bound(length: int) -> int:
     if length <= 1:
         return 1
     return 1 << (length - 1).bit_length() if length <= 2**30 else 0
+
+
+def _flag(value: Any, name: str, instead: str = "") -> bool:
+    """A text is always true, which is seldom what was meant."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} is {value!r}, not True or False{instead}")
 
 
 def _number(value: Any, name: str) -> Optional[float]:
@@ -332,7 +341,9 @@ class _Call:
     def key(self, causal: bool, align: Optional[str], algo: Optional[str], kernel: Optional[str],
             precision: str, fallback: bool, num_splits: int, out_dtype: Optional[DTypeLike],
             return_lse: bool) -> tuple[Any, ...]:
-        features: int = (_CAUSAL if causal else 0) | (_LSE if return_lse else 0)
+        causal = _flag(causal, "causal", '; the alignment is align="top-left"')
+        features: int = (_CAUSAL if causal else 0) | (
+            _LSE if _flag(return_lse, "return_lse") else 0)
         for name, given in (("window", self.window), ("mask", self.mask), ("bias", self.bias),
                             ("alibi", self.alibi), ("softcap", self.softcap),
                             ("sinks", self.sinks), ("kv_lens", self.kv_lens),
@@ -360,7 +371,8 @@ class _Call:
                 _bound(self.batch), _bound(self.len_q), _bound(self.len_kv), features,
                 choose(_ALIGNS, align, "align"), choose(_ALGOS, algo, "algo"),
                 choose(_KERNELS, kernel, "kernel"), choose(_PRECISIONS, precision, "precision"),
-                0 if fallback else lib.CLATTN_NO_FALLBACK, num_splits, 0, bias_code,
+                0 if _flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK, num_splits, 0,
+                bias_code,
                 self.k.seq if self.pages is not None else 0, None)
 
     # ---- the call ----
@@ -380,6 +392,13 @@ class _Call:
 
     def fill(self, plan: Plan) -> Any:
         """The library's struct. What it points to is held by this object."""
+        if (self.q.dim, self.v.dim) != plan._dims:
+            raise fail("ERR_SHAPE", f"q has {self.q.dim} channels and v {self.v.dim}; the plan's "
+                                    f"dim is {plan._dims[0]} and its dim_v {plan._dims[1]}")
+        if (self.q.heads, self.k.heads) != plan._heads:
+            raise fail("ERR_SHAPE", f"q has {self.q.heads} heads and k {self.k.heads}; the plan's "
+                                    f"heads_q is {plan._heads[0]} and its heads_kv "
+                                    f"{plan._heads[1]}")
         out = Axes(writable(self.out, "out"), "out", self.bshd)
         bits = self.bits or out.view.bits or plan._dtype_o == BF16
         if dtype_code(out.view.dtype, bits, "out") != plan._dtype_o:
@@ -570,7 +589,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
     layout="bshd" [batch, sequence, heads, dim]; three axes are a batch of one. float32, float16,
     bfloat16 (of ml_dtypes, or uint16 with dtype="bfloat16"), k and v also int8 with k_scale and
     v_scale, float32 of their shape without channels. Any strides whose channels are contiguous.
-    Nothing is converted or copied; what the library can't take is refused.
+    Nothing is converted, and arrays are used as they lie (a device with memory of its own gets a
+    copy of NumPy's); what the library can't take is refused.
 
     causal: key j is hidden from query i when j > i + off, where off is len_kv - len_q, or 0 with
     align="top-left". window: (left, right), extra keys on either side, -1 = unlimited. scale:
@@ -586,6 +606,13 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
 
     Returns out, of q's kind, layout and dtype (or out_dtype), or (out, lse) with return_lse: lse
     float32 [batch, heads_q, len_q], packed [heads_q, tokens]. out and lse can be given.
+
+    device: an index, "cpu", or a part of a name; context: a Context, which keeps its plans. algo
+    ("fused", "split_kv", "two_loop", "fused_kv_outer", "unfused", "host", "reference"), kernel
+    ("group", "vector", "subgroup") and num_splits (parts of the keys, of split_kv) are chosen where
+    they are not given; precision="full" takes no products of bfloat16; fallback=False refuses what
+    the device's kernels do not serve, where else the CPU path does. faults: int32, a number to
+    which bits are added where lengths, offsets or pages had to be clamped.
 
     Arrays of pyopencl (and a DeviceArray around a Buffer, with queue) are enqueued on their queue,
     behind their events and wait_for, without waiting; the result has the event. Where some of the

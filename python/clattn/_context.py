@@ -299,7 +299,12 @@ defaults = _Defaults()
 def resolve(context: Optional[Context], device: Union[str, int, None]) -> Context:
     """The context that a function was given, or the one of its device."""
     if context is None:
+        if isinstance(device, Context):
+            raise TypeError("device is a Context; give it as context=")
         return defaults.get(device)
+    if not isinstance(context, Context):
+        raise TypeError(f"context is {context!r}, not a clattn.Context; an index or a part of a "
+                        "name is device=")
     if device is not None:
         raise fail("ERR_INVALID_ARGUMENT", "both context and device are given")
     return context

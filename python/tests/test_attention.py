@@ -358,6 +358,9 @@ class Sequences(Case):
         for given, words in (({"window": 5}, r"window is 5, not \(left, right\)"),
                              ({"window": (1, 2, 3)}, "window is"), ({"window": (1.5, 0)}, "window"),
                              ({"scale": "a"}, "scale is 'a', not a number"),
+                             ({"causal": "top-left"}, 'the alignment is align="top-left"'),
+                             ({"return_lse": "no"}, "return_lse is 'no'"),
+                             ({"fallback": 2}, "fallback is 2"),
                              ({"softcap": [1, 2]}, "softcap is"),
                              ({"bias": np.ones(pairs, bool)}, "boolean mask is mask="),
                              ({"mask": np.ones(pairs, np.float32)}, "scores is bias=")):
@@ -365,6 +368,20 @@ class Sequences(Case):
                 clattn.attention(q, k, v, device="cpu", **given)
         with self.assertRaisesRegex(TypeError, "q is list; give a numpy.ndarray"):
             clattn.attention(q.tolist(), k, v, device="cpu")
+
+        plan = clattn.Plan(clattn.Context("cpu"), dim=q.shape[3], heads_q=q.shape[1],
+                           heads_kv=k.shape[1], dim_v=v.shape[3])
+        with self.assertRaisesRegex(clattn.InvalidArgumentError, "v 3; the plan's dim is .* dim_v"):
+            plan.run(q, k, v[..., :3])
+        with self.assertRaisesRegex(clattn.InvalidArgumentError, "q has 1 heads"):
+            plan.run(q[:, :1], k[:, :1], v[:, :1])
+        for given, words in (({"context": 3}, "is device="), ({"device": clattn.Context("cpu")},
+                                                              "give it as context=")):
+            with self.assertRaisesRegex(TypeError, words):
+                clattn.attention(q, k, v, **given)
+        # Words of the tools, one of which NumPy takes for another type.
+        half = clattn.attention(q, k, v, device="cpu", out_dtype="f16")
+        self.assertEqual(half.dtype, np.float16)
 
         class Elsewhere:
             """An array in memory that the processor does not see."""
