@@ -207,11 +207,12 @@ static void take_mask(struct bytes *b, const clattn_attention_desc *d, clattn_ma
 {
     const int32_t full[4] = {c->batch, d->heads_q, c->len_q, c->len_kv};
     const uint32_t form = take_byte(b);
-    int64_t step = 1 + (form >> 7);
-    m->layout = form & 16 ? CLATTN_LAYOUT_STRIDED : CLATTN_LAYOUT_BHSD;
+    const bool strided = form & 16; // else the strides are the layout's own
+    int64_t step = strided ? 1 + (form >> 7) : 1;
+    m->layout = strided ? CLATTN_LAYOUT_STRIDED : CLATTN_LAYOUT_BHSD;
     for (int i = 3; i >= 0; i--) {
         m->extent[i] = form >> i & 1 ? 1 : form & 32 ? full[i] : 0;
-        m->stride[i] = form & 64 && i == 2 ? 0 : step;
+        m->stride[i] = strided && form & 64 && i == 2 ? 0 : step;
         step *= m->extent[i] == 1 ? 1 : full[i] > 0 ? full[i] : 1;
     }
     m->buf.offset_bytes = take_below(b, 4) * elem;
