@@ -153,6 +153,7 @@ clattn_status cla_ocl_items_taken(const clattn_context *ctx, const struct cla_ke
 struct cla_function {
     struct cla_function *next;
     struct cla_kernels *kernels;
+    size_t items;  // cla_ocl_items_taken(), asked once: calls must not wait for the driver's answer
     char key[256]; // file, function, options
 };
 
@@ -338,7 +339,7 @@ static const struct cla_function *find_function(const struct cla_ocl *ocl, const
 // Two threads may build the same one at once; the second finds that of the first.
 clattn_status cla_ocl_function(clattn_context *ctx, const char *file, const char *function,
                                const char *options, clattn_log_level fail_level,
-                               const struct cla_kernels **out)
+                               const struct cla_kernels **out, size_t *items)
 {
     clattn_status st = CLATTN_OK;
     struct cla_ocl *ocl = ctx->ocl;
@@ -353,6 +354,7 @@ clattn_status cla_ocl_function(clattn_context *ctx, const char *file, const char
     if (!f) {
         CLA_TRY(cla_ocl_build(ctx, file, options, fail_level, &program));
         CLA_TRY(cla_kernels_create(ocl->cl, program, function, &ctx->log, &made->kernels));
+        CLA_TRY(cla_ocl_items_taken(ctx, made->kernels, &made->items));
         cla_mutex_lock(ctx->mutex);
         f = find_function(ocl, made->key);
         if (!f) {
@@ -364,6 +366,7 @@ clattn_status cla_ocl_function(clattn_context *ctx, const char *file, const char
         cla_mutex_unlock(ctx->mutex);
     }
     *out = f->kernels;
+    *items = f->items;
 done:
     if (program)
         ocl->cl->ReleaseProgram(program);

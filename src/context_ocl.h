@@ -36,10 +36,10 @@ clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char 
                               clattn_log_level fail_level, cl_program *out);
 
 // The kernel objects of one function of such a program, made when first asked for and kept until
-// the context goes.
+// the context goes, and the work-items of a group that they take.
 clattn_status cla_ocl_function(clattn_context *ctx, const char *file, const char *function,
                                const char *options, clattn_log_level fail_level,
-                               const struct cla_kernels **out);
+                               const struct cla_kernels **out, size_t *items);
 
 // Whether an application's queue and wait list can be used with this context.
 clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue, cl_uint num_wait,

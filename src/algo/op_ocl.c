@@ -35,11 +35,9 @@ static clattn_status build(struct cla_op *op, const struct cla_kernels **kernels
         if (cla_caps_lanes(caps))
             snprintf(options + n, sizeof options - (size_t)n, " -DSUBGROUP_LANES=%d",
                      (int)cla_caps_lanes(caps));
-        clattn_status st = cla_ocl_function(op->ctx, op->file, op->kernel, options,
-                                            op->no_fallback ? CLATTN_LOG_ERROR : CLATTN_LOG_WARN,
-                                            kernels);
-        if (st == CLATTN_OK)
-            st = cla_ocl_items_taken(op->ctx, *kernels, &most);
+        const clattn_status st = cla_ocl_function(
+            op->ctx, op->file, op->kernel, options,
+            op->no_fallback ? CLATTN_LOG_ERROR : CLATTN_LOG_WARN, kernels, &most);
         if (st != CLATTN_OK || most >= (size_t)op->items)
             return st;
         if (most < 1)
