@@ -145,9 +145,13 @@ clattn_status cla_ocl_items_taken(const clattn_context *ctx, const struct cla_ke
 {
     size_t local = 0;
     *items = SIZE_MAX;
-    return ctx->caps.quirks & CLA_QUIRK_KERNEL_QUERIES_LIE
-               ? CLATTN_OK
-               : cla_kernels_limits(kernels, ctx->ocl->device, items, &local);
+    if (ctx->caps.quirks & CLA_QUIRK_KERNEL_QUERIES_LIE)
+        return CLATTN_OK;
+    const clattn_status st = cla_kernels_limits(kernels, ctx->ocl->device, items, &local);
+    if (st == CLATTN_OK && *items < 1)
+        return cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED,
+                        "a compiled kernel takes work-groups of no work-item");
+    return st;
 }
 
 struct cla_function {

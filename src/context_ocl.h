@@ -26,8 +26,8 @@ struct cla_ocl {
 clattn_status cla_ocl_build(clattn_context *ctx, const char *file, const char *options,
                             clattn_log_level fail_level, cl_program *out);
 
-// Work-items of a group that a compiled kernel takes; SIZE_MAX where the driver's figure is known
-// to be wrong.
+// Work-items of a group that a compiled kernel takes, 1 at least, else CLATTN_ERR_UNSUPPORTED;
+// SIZE_MAX where the driver's figure is known to be wrong.
 clattn_status cla_ocl_items_taken(const clattn_context *ctx, const struct cla_kernels *kernels,
                                   size_t *items);
 

@@ -69,9 +69,6 @@ static clattn_status prepare(struct measure *m, const char *function)
         CLA_TRY(cla_ocl_items_taken(ctx, m->kernels, &most));
         if (most >= m->local)
             break;
-        if (most < 1)
-            CLA_TRY(cla_fail(&ctx->log, CLATTN_ERR_UNSUPPORTED,
-                             "the compiled kernel %s takes no work-item", function));
         cla_kernels_destroy(&m->kernels);
         ctx->ocl->cl->ReleaseProgram(m->program);
         m->program = NULL;

@@ -40,9 +40,6 @@ static clattn_status build(struct cla_op *op, const struct cla_kernels **kernels
             op->no_fallback ? CLATTN_LOG_ERROR : CLATTN_LOG_WARN, kernels, &most);
         if (st != CLATTN_OK || most >= (size_t)op->items)
             return st;
-        if (most < 1)
-            return cla_fail(&op->ctx->log, CLATTN_ERR_UNSUPPORTED,
-                            "%s: the compiled kernel takes no work-item", op->name);
         while ((size_t)op->items > most)
             op->items /= 2;
     }

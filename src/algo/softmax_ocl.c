@@ -360,10 +360,8 @@ clattn_status cla_softmax_prepare(clattn_context *ctx, const struct cla_softmax 
         return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for softmax kernels");
     for (size_t items = 0;;) {
         st = build_and_try(ctx, s, &caps, k, &items);
-        if (st != CLATTN_ERR_UNSUPPORTED)
+        if (st != CLATTN_ERR_UNSUPPORTED || items < 1)
             break;
-        if (items < 1)
-            CLA_TRY(cla_fail(&ctx->log, st, "the compiled softmax kernels take no work-item"));
         destroy_kernels(k);
         caps.max_group = items;
     }
