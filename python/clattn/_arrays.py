@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Iterable, Optional, Sequence, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from ._native import call, fail, ffi, lib
+from ._values import integer
 
 if TYPE_CHECKING:
     from ._context import Context
@@ -42,7 +43,7 @@ def dtype_code(dtype: Any, bits: bool, name: str) -> int:
         _CODES[dtype] = BF16
         return BF16
     raise TypeError(f"{name} is {dtype}; clattn computes with float32, float16, bfloat16 and, of K "
-                    "and V, int8, in this machine's byte order")
+                    "and V, int8, in this machine's byte order; .astype(np.float32) converts")
 
 
 def named_code(dtype: DTypeLike, name: str) -> int:
@@ -52,7 +53,23 @@ def named_code(dtype: DTypeLike, name: str) -> int:
         dtype = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(dtype, dtype)
         if dtype == "bfloat16":
             return BF16
-    return dtype_code(np.dtype(dtype), False, name)
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"{name} is {dtype!r}, not float32, float16, bfloat16 or int8") from None
+    return dtype_code(found, False, name)
+
+
+def is_bits(dtype: Optional[DTypeLike], array: View, name: str) -> bool:
+    """Whether `dtype` says that uint16 holds bfloat16. Another type has to be the array's own, since
+    nothing is converted."""
+    if dtype is None:
+        return False
+    wanted = named_code(dtype, "dtype")
+    if wanted != BF16 and dtype_code(array.dtype, array.bits, name) != wanted:
+        raise TypeError(f"dtype is {dtype!r}, but {name} is {array.dtype}: dtype says what uint16 "
+                        "holds, and converts nothing")
+    return wanted == BF16
 
 
 def dtype_of(code: int, like: Optional[np.dtype[Any]] = None) -> np.dtype[Any]:
@@ -100,7 +117,10 @@ class DeviceArray:
     def __init__(self, buffer: Any, shape: Union[int, Sequence[int]], dtype: DTypeLike, *,
                  offset: int = 0, strides: Optional[Sequence[int]] = None) -> None:
         self.buffer = buffer
-        self.shape: tuple[int, ...] = (shape,) if isinstance(shape, int) else tuple(shape)
+        # A text is a sequence, too, though of no extents.
+        extents = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        self.shape: tuple[int, ...] = tuple(integer(extent, "shape", 0, 2**62)
+                                            for extent in extents)
         if isinstance(dtype, str) and dtype == "bfloat16":
             self.dtype = dtype_of(BF16)
             self.bits = True

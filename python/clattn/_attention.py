@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
+import inspect
 from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
 from ._arrays import (BF16, CL_MEM, F32, Axes, DeviceArray, DTypeLike, View, dtype_code,
-                      dtype_of, empty_like_kind, floats, ints, is_bshd, named_code, view, writable)
-from ._context import Context, DeviceInfo, address, defaults, resolve
+                      dtype_of, empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view, writable)
+from ._context import Context, DeviceInfo, defaults, events_of, resolve
 from ._native import call, fail, ffi, lib, text
+from ._values import choose, flag, integer, number
+from ._values import window as checked_window
 
 _DESC_SIZE = ffi.sizeof("clattn_attention_desc")
 _CALL_SIZE = ffi.sizeof("clattn_attention_call")
@@ -40,16 +42,6 @@ _WINDOW: int = _FEATURES["window"]
 _PACKED_Q: int = _FEATURES["packed_q"]
 
 
-def choose(table: dict[str, int], value: Optional[str], name: str) -> int:
-    if value is None:
-        return 0
-    found = table.get(value)
-    if found is None:
-        raise fail("ERR_INVALID_ARGUMENT", f"{name} is {value!r}, not one of "
-                                           f"{', '.join(sorted(table))}")
-    return found
-
-
 @dataclasses.dataclass(frozen=True)
 class Tile:
     """How an OpenCL kernel cuts the work; clattn/attention.h says what each number is."""
@@ -75,7 +67,8 @@ class Tile:
     def _fill(self, tile: Any) -> None:
         for field in dataclasses.fields(self):
             if field.name != "kernel":
-                setattr(tile, field.name, getattr(self, field.name))
+                setattr(tile, field.name,
+                        integer(getattr(self, field.name), f"tile.{field.name}"))
         tile.kernel = choose(_KERNELS, self.kernel, "tile.kernel")
 
 
@@ -123,6 +116,13 @@ class Plan:
                  num_splits: int = 0, softmax: Optional[str] = None,
                  tile: Optional[Tile] = None) -> None:
         code = named_code(dtype, "dtype")
+        if tile is not None and not isinstance(tile, Tile):
+            raise TypeError(f"tile is {tile!r}, not a clattn.Tile")
+        heads_q, heads_kv = integer(heads_q, "heads_q"), integer(heads_kv, "heads_kv")
+        dim, dim_v = integer(dim, "dim"), integer(dim_v, "dim_v")
+        max_batch = integer(max_batch, "max_batch")
+        max_len_q, max_len_kv = integer(max_len_q, "max_len_q"), integer(max_len_kv, "max_len_kv")
+        page_size, num_splits = integer(page_size, "page_size"), integer(num_splits, "num_splits")
         wanted = {"causal": causal, "window": window, "mask": mask, "bias": bias, "alibi": alibi,
                   "softcap": softcap, "sinks": sinks, "kv_lens": kv_lens, "packed_q": packed_q,
                   "packed_kv": packed_kv, "paged": page_size != 0, "return_lse": return_lse}
@@ -130,10 +130,10 @@ class Plan:
             code, code if kv_dtype is None else named_code(kv_dtype, "kv_dtype"),
             code if out_dtype is None else named_code(out_dtype, "out_dtype"), dim, dim_v, heads_q,
             heads_kv, max_batch, max_len_q, max_len_kv,
-            sum(_FEATURES[name] for name, given in wanted.items() if _flag(given, name)),
+            sum(_FEATURES[name] for name, given in wanted.items() if flag(given, name)),
             choose(_ALIGNS, align, "align"), choose(_ALGOS, algo, "algo"),
             choose(_KERNELS, kernel, "kernel"), choose(_PRECISIONS, precision, "precision"),
-            0 if _flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK, num_splits,
+            0 if flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK, num_splits,
             choose(_SOFTMAX, softmax, "softmax"), named_code(bias_dtype, "bias_dtype"), page_size,
             tile))
 
@@ -184,7 +184,8 @@ class Plan:
 
     def warm_up(self, batch: int, len_q: int, len_kv: int) -> None:
         """Does what the first call of these lengths would do beside its work."""
-        call(lib.clattn_plan_warm_up, self._handle, batch, len_q, len_kv)
+        call(lib.clattn_plan_warm_up, self._handle, integer(batch, "batch"),
+             integer(len_q, "len_q"), integer(len_kv, "len_kv"))
 
     def run(self, q: Any, k: Any, v: Any, **arguments: Any) -> Any:
         """One pass; waits for it. Takes what attention() takes for a call: out, lse, scale, window,
@@ -193,21 +194,22 @@ class Plan:
 
         Returns out, or (out, lse) where the plan has return_lse.
         """
-        problem = _Call(q, k, v, **arguments)
+        problem = _Call.of(q, k, v, arguments)
         return problem.run(self, None, ())
 
     def enqueue(self, queue: Any, q: Any, k: Any, v: Any, *, wait_for: Sequence[Any] = (),
                 **arguments: Any) -> Any:
         """As run(), on a pyopencl.CommandQueue, without waiting. Every array lies on the device,
         with out (and lse) among the arguments. Returns the event that covers the work."""
-        problem = _Call(q, k, v, **arguments)
+        check_queue(queue)
+        problem = _Call.of(q, k, v, arguments)
         if problem.out is None or (problem.lse is None and self._features & _LSE):
             raise fail("ERR_INVALID_ARGUMENT", "enqueue() needs out, and lse where there is one")
         return problem.enqueue(self, queue, wait_for)
 
     def workspace_bytes(self, q: Any, k: Any, v: Any, **arguments: Any) -> int:
         """Bytes that a call with these arguments, out among them, needs as `workspace`."""
-        problem = _Call(q, k, v, **arguments)
+        problem = _Call.of(q, k, v, arguments)
         problem.allocate(self, None)
         return problem.workspace_bytes(self)
 
@@ -223,35 +225,17 @@ def _bound(length: int) -> int:
     return 1 << (length - 1).bit_length() if length <= 2**30 else 0
 
 
-def _flag(value: Any, name: str, instead: str = "") -> bool:
-    """A text is always true, which is seldom what was meant."""
-    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
-        return bool(value)
-    raise TypeError(f"{name} is {value!r}, not True or False{instead}")
-
-
-def _number(value: Any, name: str) -> Optional[float]:
-    if value is None:
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}, not a number") from None
-
-
-def _window(window: Any) -> Optional[tuple[int, int]]:
-    if window is None:
-        return None
-    try:
-        left, right = map(operator.index, window)
-    except (TypeError, ValueError):
-        raise TypeError(f"window is {window!r}, not (left, right): how many keys before and behind "
-                        "its own a query sees, -1 for all") from None
-    return left, right
-
-
 class _Call:
     """The arguments of a call, as views."""
+
+    @staticmethod
+    def of(q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> _Call:
+        """The arguments of a call of a plan."""
+        for name in arguments:
+            if name not in _CALL_ARGUMENTS:
+                raise TypeError(f"{name} is no argument of a call of a plan; what decides about "
+                                "kernels is the plan's own")
+        return _Call(q, k, v, **arguments)
 
     def __init__(self, q: Any, k: Any, v: Any, *, out: Any = None, lse: Any = None,
                  scale: Optional[float] = None, window: Optional[tuple[int, int]] = None,
@@ -263,9 +247,9 @@ class _Call:
                  layout: str = "bhsd", dtype: Optional[DTypeLike] = None, workspace: Any = None,
                  faults: Any = None) -> None:
         self.bshd = is_bshd(layout)
-        self.bits = dtype is not None and named_code(dtype, "dtype") == BF16
         packed_q, packed_kv = cu_seqlens_q is not None, cu_seqlens_kv is not None
         self.q = Axes(view(q, "q"), "q", self.bshd)
+        self.bits = is_bits(dtype, self.q.view, "q")
         self.k = Axes(view(k, "k"), "k", self.bshd)
         self.v = Axes(view(v, "v"), "v", self.bshd)
         if not self.k.same_but_dim(self.v):
@@ -273,8 +257,8 @@ class _Call:
                                     "only their channels may differ")
         if self.q.dim != self.k.dim:
             raise fail("ERR_SHAPE", f"q has {self.q.dim} channels and k {self.k.dim}")
-        self.scale, self.softcap = _number(scale, "scale"), _number(softcap, "softcap")
-        self.window = _window(window)
+        self.scale, self.softcap = number(scale, "scale"), number(softcap, "softcap")
+        self.window = checked_window(window)
         self.mask = None if mask is None else view(mask, "mask")
         self.bias = None if bias is None else view(bias, "bias")
         self.alibi = None if alibi_slopes is None else floats(alibi_slopes, "alibi_slopes", (1, 2))
@@ -317,6 +301,11 @@ class _Call:
             raise fail("ERR_SHAPE", "the number of sequences differs: " + ", ".join(
                 f"{count} by {name}" for name, count in counts.items()))
         self.batch = next(iter(counts.values()))
+        if max_len_q is not None and not packed_q:
+            raise fail("ERR_INVALID_ARGUMENT", "max_len_q is for cu_seqlens_q, which is not given")
+        if max_len_kv is not None and not packed_kv and self.pages is None:
+            raise fail("ERR_INVALID_ARGUMENT", "max_len_kv is for cu_seqlens_kv or page_table; "
+                                               "neither is given")
         for name, axes, packed in (("q", self.q, packed_q), ("k", self.k, packed_kv)):
             if packed and axes.batch != 1:
                 raise fail("ERR_SHAPE", f"{name} has shape {axes.view.shape}: packed sequences "
@@ -329,7 +318,7 @@ class _Call:
         elif self.pages is None:
             self.len_kv = self.k.seq
         elif max_len_kv is not None:
-            self.len_kv = max_len_kv
+            self.len_kv = integer(max_len_kv, "max_len_kv", 0)
         else:
             # Entries of a row of the table behind the last key are not looked at.
             self.len_kv = self.pages.shape[1] * self.k.seq
@@ -341,9 +330,9 @@ class _Call:
     def key(self, causal: bool, align: Optional[str], algo: Optional[str], kernel: Optional[str],
             precision: str, fallback: bool, num_splits: int, out_dtype: Optional[DTypeLike],
             return_lse: bool) -> tuple[Any, ...]:
-        causal = _flag(causal, "causal", '; the alignment is align="top-left"')
+        causal = flag(causal, "causal", '; the alignment is align="top-left"')
         features: int = (_CAUSAL if causal else 0) | (
-            _LSE if _flag(return_lse, "return_lse") else 0)
+            _LSE if flag(return_lse, "return_lse") else 0)
         for name, given in (("window", self.window), ("mask", self.mask), ("bias", self.bias),
                             ("alibi", self.alibi), ("softcap", self.softcap),
                             ("sinks", self.sinks), ("kv_lens", self.kv_lens),
@@ -355,12 +344,12 @@ class _Call:
         code = dtype_code(q.dtype, self.bits or q.bits, "q")
         kv_code = dtype_code(k.dtype, self.bits or k.bits, "k")
         if dtype_code(v.dtype, self.bits or v.bits, "v") != kv_code:
-            raise TypeError(f"k is {k.dtype} and v {v.dtype}")
+            raise TypeError(f"k is {k.dtype} and v {v.dtype}; they have one dtype")
         out_code = code
         if out_dtype is not None:
             out_code = named_code(out_dtype, "out_dtype")
         elif self.out is not None:
-            out_code = dtype_code(self.out.dtype, self.bits or code == BF16, "out")
+            out_code = dtype_code(view(self.out, "out").dtype, self.bits or code == BF16, "out")
         bias_code = F32
         if self.bias is not None:
             if self.bias.dtype == np.bool_:
@@ -371,8 +360,8 @@ class _Call:
                 _bound(self.batch), _bound(self.len_q), _bound(self.len_kv), features,
                 choose(_ALIGNS, align, "align"), choose(_ALGOS, algo, "algo"),
                 choose(_KERNELS, kernel, "kernel"), choose(_PRECISIONS, precision, "precision"),
-                0 if _flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK, num_splits, 0,
-                bias_code,
+                0 if flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK,
+                integer(num_splits, "num_splits"), 0, bias_code,
                 self.k.seq if self.pages is not None else 0, None)
 
     # ---- the call ----
@@ -480,7 +469,7 @@ class _Call:
     def run(self, plan: Plan, queue: Any, wait_for: Sequence[Any]) -> Any:
         self.allocate(plan, queue)
         c = self.fill(plan)
-        for event in (*wait_for, *self.events()):
+        for event in (*events_of(wait_for), *self.events()):
             event.wait()
         call(lib.clattn_attention_run, plan._handle, c)
         return self.result(plan)
@@ -523,11 +512,11 @@ class _Call:
                     queue.context, pyopencl.mem_flags.READ_WRITE, needed), needed, np.uint8)
                 self.workspace = View(memory, "workspace")
                 self.workspace.fill(c.workspace)
-        events = [*wait_for, *self.events()]
-        waits = ffi.new("cl_event[]", [ffi.cast("cl_event", address(e)) for e in events])
+        events = [*events_of(wait_for), *self.events()]
+        waits = ffi.new("cl_event[]", [ffi.cast("cl_event", e.int_ptr) for e in events])
         done = ffi.new("cl_event *")
         call(lib.clattn_attention_enqueue, plan._handle, c,
-             ffi.cast("cl_command_queue", address(queue)), len(events),
+             ffi.cast("cl_command_queue", queue.int_ptr), len(events),
              waits if events else ffi.NULL, done)
         event = pyopencl.Event.from_int_ptr(int(ffi.cast("intptr_t", done[0])), False)
         for array in (self.out, self.lse):
@@ -536,9 +525,19 @@ class _Call:
         return event
 
 
+_CALL_ARGUMENTS = frozenset(inspect.signature(_Call.__init__).parameters) - {"self"}
+
+
+def check_queue(queue: Any) -> None:
+    if not all(hasattr(queue, name) for name in ("int_ptr", "context", "device")):
+        raise TypeError(f"queue is {queue!r}, not a pyopencl.CommandQueue")
+
+
 def whose(arrays: Sequence[Any], queue: Any, context: Optional[Context],
           device: Union[str, int, None]) -> tuple[Any, Context]:
     """The queue, and the context: what was given, else those of the arrays, else the device's."""
+    if queue is not None:
+        check_queue(queue)
     if context is None and device is None:
         for array in arrays:
             if isinstance(array, DeviceArray) and array.context is not None:
@@ -552,7 +551,7 @@ def whose(arrays: Sequence[Any], queue: Any, context: Optional[Context],
 
 def _longest(offsets: View, given: Optional[int], name: str) -> int:
     if given is not None:
-        return given
+        return integer(given, name, 0)
     if not isinstance(offsets.owner, np.ndarray):
         raise fail("ERR_INVALID_ARGUMENT", f"{name} is needed where offsets lie on the device")
     return max(int(np.diff(offsets.owner).max(initial=0)), 0)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ._arrays import DeviceArray, DTypeLike, Memory
 from ._native import after_fork, call, fail, ffi, lib, log_callback, new_lock, text
+from ._values import flag, integer
 
 _DEVICE_TYPES = {
     lib.CLATTN_DEVICE_BUILTIN_CPU: "builtin", lib.CLATTN_DEVICE_CPU: "cpu",
@@ -124,15 +125,17 @@ class Context:
                             ("cache_dir", cache_dir), ("opencl_library", opencl_library),
                             ("tune_file", tune_file)):
             if value is not None:
+                if not isinstance(value, (str, bytes, os.PathLike)):
+                    raise TypeError(f"{name} is {value!r}, not a path")
                 keep.append(ffi.new("char[]", os.fsencode(value)))
                 setattr(desc, name, keep[-1])
         for name, given in wanted.items():
-            if not given:
+            if not flag(given, name):
                 desc.flags |= getattr(lib, _FLAGS[name])
-        desc.threads = threads
-        desc.cache_max_bytes = cache_max_bytes
-        desc.max_local_bytes = max_local_bytes
-        desc.max_group = max_group
+        desc.threads = integer(threads, "threads")
+        desc.cache_max_bytes = integer(cache_max_bytes, "cache_max_bytes", 0, 2**63 - 1)
+        desc.max_local_bytes = integer(max_local_bytes, "max_local_bytes", 0, 2**63 - 1)
+        desc.max_group = integer(max_group, "max_group", 0)
         out = ffi.new("clattn_context **")
         call(lib.clattn_context_create, desc, out)
         self._adopt(out[0])
@@ -145,11 +148,16 @@ class Context:
         of clattn's own.
         """
         if device is None:
+            if not hasattr(context, "devices"):
+                raise TypeError(f"context is {context!r}, not a pyopencl.Context; an address needs "
+                                "its device")
             device = context.devices[0]
         out = ffi.new("clattn_context **")
         call(lib.clattn_context_create_opencl, _new_desc(),
-             ffi.cast("cl_context", address(context)), ffi.cast("cl_device_id", address(device)),
-             ffi.cast("cl_command_queue", 0 if queue is None else address(queue)), out)
+             ffi.cast("cl_context", address(context, "context", "Context")),
+             ffi.cast("cl_device_id", address(device, "device", "Device")),
+             ffi.cast("cl_command_queue",
+                      0 if queue is None else address(queue, "queue", "CommandQueue")), out)
         self = cls.__new__(cls)
         self._adopt(out[0])
         return self
@@ -231,9 +239,24 @@ class Context:
         return f"<clattn.Context on {self.device.name} ({self.device.platform}){state}>"
 
 
-def address(thing: Any) -> int:
+def address(thing: Any, name: str, kind: str) -> int:
     """Of an object of pyopencl, or itself."""
-    return int(thing if isinstance(thing, int) else thing.int_ptr)
+    found = thing if isinstance(thing, int) else getattr(thing, "int_ptr", None)
+    if found is None:
+        raise TypeError(f"{name} is {thing!r}, not a pyopencl.{kind}, nor the address of one")
+    return int(found)
+
+
+def events_of(wait_for: Any) -> list[Any]:
+    """What a call was told to wait for."""
+    try:
+        found = list(wait_for)
+    except TypeError:
+        raise TypeError(f"wait_for is {wait_for!r}, not a list of pyopencl.Event") from None
+    for n, event in enumerate(found):
+        if not (hasattr(event, "wait") and hasattr(event, "int_ptr")):
+            raise TypeError(f"wait_for[{n}] is {event!r}, not a pyopencl.Event")
+    return found
 
 
 # ---- contexts that functions without one use ---------------------------------------------------
@@ -266,7 +289,7 @@ class _Defaults:
 
     def of_queue(self, queue: Any) -> Context:
         context, device = queue.context, queue.device
-        key = (address(context), address(device))
+        key = (address(context, "context", "Context"), address(device, "device", "Device"))
         with self.lock:
             found = self.adopted.get(key)
             if found is None:

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ._arrays import (BF16, CL_MEM, F32, Axes, DTypeLike, View, dtype_code,
-                      dtype_of, empty_like_kind, floats, ints, is_bshd, named_code, view, writable)
-from ._attention import choose, whose
-from ._context import Context, address, defaults
+                      dtype_of, empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view, writable)
+from ._attention import whose
+from ._context import Context, defaults, events_of
 from ._native import call, fail, ffi, lib
+from ._values import choose, flag, integer, number
 
 _PAIRS = {"interleaved": lib.CLATTN_ROTARY_INTERLEAVED, "half-split": lib.CLATTN_ROTARY_HALF_SPLIT}
 _MAX_PARTS: int = lib.CLATTN_MERGE_MAX_PARTS
@@ -29,7 +30,7 @@ def launch(name: str, handle: Any, struct: Any, queue: Any, wait_for: Sequence[A
            views: Sequence[View], outputs: Sequence[Any],
            workspace: Optional[Callable[[], int]] = None) -> None:
     """Enqueues where all lies on the device of a queue, else runs and waits."""
-    events = list(wait_for)
+    events = events_of(wait_for)
     for array in (*(found.owner for found in views), *outputs):
         if array is not None and not isinstance(array, np.ndarray):
             events += list(getattr(array, "events", ()))
@@ -45,19 +46,15 @@ def launch(name: str, handle: Any, struct: Any, queue: Any, wait_for: Sequence[A
         memory = pyopencl.Buffer(queue.context, pyopencl.mem_flags.READ_WRITE, needed)
         struct.workspace.kind = CL_MEM
         struct.workspace.ptr = ffi.cast("void *", memory.int_ptr)
-    waits = ffi.new("cl_event[]", [ffi.cast("cl_event", address(e)) for e in events])
+    waits = ffi.new("cl_event[]", [ffi.cast("cl_event", e.int_ptr) for e in events])
     done = ffi.new("cl_event *")
     call(getattr(lib, f"clattn_{name}_enqueue"), handle, struct,
-         ffi.cast("cl_command_queue", address(queue)), len(events), waits if events else ffi.NULL,
+         ffi.cast("cl_command_queue", queue.int_ptr), len(events), waits if events else ffi.NULL,
          done)
     event = pyopencl.Event.from_int_ptr(int(ffi.cast("intptr_t", done[0])), False)
     for array in outputs:
         if hasattr(array, "add_event"):
             array.add_event(event)
-
-
-def _is_bits(dtype: Optional[DTypeLike]) -> bool:
-    return dtype is not None and named_code(dtype, "dtype") == BF16
 
 
 # ---- merging -----------------------------------------------------------------------------------
@@ -70,19 +67,22 @@ def merge(parts: Sequence[Any], lses: Sequence[Any], *, sinks: Any = None, out: 
     """Attention over sets of keys that have none in common, made one: (out, lse) of (parts, lses),
     as attention() returned them, computed without the sinks. More than 8 parts of a type other than
     float32 are rounded on the way."""
+    for name, given in (("parts", parts), ("lses", lses)):
+        if not isinstance(given, (list, tuple)):
+            raise TypeError(f"{name} is {type(given).__name__}, not a list of arrays")
     if len(parts) != len(lses) or not parts:
         raise fail("ERR_SHAPE", f"{len(parts)} parts and {len(lses)} lses")
     queue, context = whose(parts, queue, context, device)
     bshd = is_bshd(layout)
     first = Axes(view(parts[0], "parts[0]"), "parts[0]", bshd)
-    bits = _is_bits(dtype) or first.view.bits
+    bits = is_bits(dtype, first.view, "parts[0]") or first.view.bits
     code = dtype_code(first.view.dtype, bits, "parts[0]")
     out_code = code if out_dtype is None else named_code(out_dtype, "out_dtype")
     if out is None:
         out = empty_like_kind(parts[0], first.view.shape, dtype_of(out_code, first.view.dtype),
                               context, queue)
     elif out_dtype is None:
-        out_code = dtype_code(out.dtype, bits or getattr(out, "bits", False), "out")
+        out_code = dtype_code(view(out, "out").dtype, bits or getattr(out, "bits", False), "out")
     if lse is None:
         lse = empty_like_kind(lses[0], tuple(lses[0].shape), dtype_of(F32), context, queue)
     if len(parts) > _MAX_PARTS and out_code != code:
@@ -130,7 +130,7 @@ def _merge_few(context: Context, parts: list[Any], lses: list[Any], sinks: Any, 
     c.batch, c.heads, c.len_q = shape
     c.dim_v = target.dim
     c.dtype_parts, c.dtype_o = code, out_code
-    c.flags = 0 if fallback else lib.CLATTN_NO_FALLBACK
+    c.flags = 0 if flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK
     c.parts, c.parts_lse = tensors, bufs
     target.fill(c.o)
     if sinks is not None:
@@ -175,7 +175,13 @@ def quantize(x: npt.ArrayLike) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.flo
 def rotary_tables(positions: int, dim: int, base: float = 0.0
                   ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """(cos, sin) of position * base^(-2t/dim), [positions, dim/2]; base 0 = 10000."""
-    tables = [np.empty((max(positions, 0), max(dim, 0) // 2), np.float32) for _ in range(2)]
+    positions, dim = integer(positions, "positions", 0), integer(dim, "dim", 2)
+    if dim % 2:
+        raise fail("ERR_INVALID_ARGUMENT", f"dim is {dim}, which is odd: channels turn in pairs")
+    base = number(base, "base") or 0.0
+    if not 0 <= base < np.inf:
+        raise fail("ERR_INVALID_ARGUMENT", f"base is {base}, not a finite number over 0")
+    tables = [np.empty((positions, dim // 2), np.float32) for _ in range(2)]
     call(lib.clattn_rotary_tables, positions, dim, base,
          *(ffi.cast("float *", table.ctypes.data) for table in tables))
     return tables[0], tables[1]
@@ -183,12 +189,14 @@ def rotary_tables(positions: int, dim: int, base: float = 0.0
 
 def _fill_rotary(rotary: Any, cos: Any, sin: Any, offsets: Any, start: int, pairs: str
                  ) -> list[View]:
+    if cos is None or sin is None:
+        raise fail("ERR_BUFFER_MISSING", "cos and sin belong together, as rotary_tables() has them")
     tables = [floats(cos, "cos", (2,)), floats(sin, "sin", (2,))]
     if tables[0].shape != tables[1].shape:
         raise fail("ERR_SHAPE", f"cos has shape {tables[0].shape} and sin {tables[1].shape}")
     rotary.positions, rotary.dim = tables[0].shape[0], tables[0].shape[1] * 2
     rotary.pairs = choose(_PAIRS, pairs, "pairs")
-    rotary.start = start
+    rotary.start = integer(start, "start")
     tables[0].fill(rotary.cos_table)
     tables[1].fill(rotary.sin_table)
     if offsets is not None:
@@ -212,7 +220,7 @@ def rotary(x: Any, cos: Any, sin: Any, *, offsets: Any = None, start: int = 0,
     (t, t + dim/2). out may be x."""
     queue, context = whose((x,), queue, context, device)
     source = Axes(view(x, "x"), "x", is_bshd(layout))
-    bits = _is_bits(dtype) or source.view.bits
+    bits = is_bits(dtype, source.view, "x") or source.view.bits
     c = ffi.new("clattn_rotary_call *")
     lib.clattn_rotary_call_init(c, ffi.sizeof("clattn_rotary_call"))
     c.dtype = dtype_code(source.view.dtype, bits, "x")
@@ -222,7 +230,7 @@ def rotary(x: Any, cos: Any, sin: Any, *, offsets: Any = None, start: int = 0,
     if target.view.shape != source.view.shape or target.view.dtype != source.view.dtype:
         raise fail("ERR_SHAPE", f"out is {target.view.dtype} {target.view.shape} and x "
                                 f"{source.view.dtype} {source.view.shape}")
-    c.flags = 0 if fallback else lib.CLATTN_NO_FALLBACK
+    c.flags = 0 if flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK
     c.batch, c.heads, c.len, c.dim = source.batch, source.heads, source.seq, source.dim
     views = [source.view, target.view, *_fill_rotary(c.rotary, cos, sin, offsets, start, pairs)]
     if offsets is not None:
@@ -252,13 +260,16 @@ def append(k_new: Any, v_new: Any, k_cache: Any, v_cache: Any, *, lens: Any = No
     lib.clattn_append_call_init(c, ffi.sizeof("clattn_append_call"))
     new = {"k_new": Axes(view(k_new, "k_new"), "k_new", bshd)}
     cache = {"k_cache": Axes(writable(k_cache, "k_cache"), "k_cache", bshd)}
+    if (v_new is None) != (v_cache is None):
+        raise fail("ERR_BUFFER_MISSING", "v_new and v_cache belong together")
     if v_new is not None:
         new["v_new"] = Axes(view(v_new, "v_new"), "v_new", bshd)
         cache["v_cache"] = Axes(writable(v_cache, "v_cache"), "v_cache", bshd)
     k, pool = new["k_new"], cache["k_cache"]
     codes = []
+    bits = is_bits(dtype, k.view, "k_new")
     for tensors in (new, cache):
-        found = {dtype_code(a.view.dtype, _is_bits(dtype) or a.view.bits, name)
+        found = {dtype_code(a.view.dtype, bits or a.view.bits, name)
                  for name, a in tensors.items()}
         if len(found) != 1:
             raise TypeError(f"{' and '.join(tensors)} have different dtypes")
@@ -268,7 +279,7 @@ def append(k_new: Any, v_new: Any, k_cache: Any, v_cache: Any, *, lens: Any = No
     if [a.dim for a in new.values()] != [a.dim for a in cache.values()] or k.heads != pool.heads:
         raise fail("ERR_SHAPE", f"k_new has shape {k.view.shape} and k_cache {pool.view.shape}")
     c.dtype_new, c.dtype_cache = codes
-    c.flags = 0 if fallback else lib.CLATTN_NO_FALLBACK
+    c.flags = 0 if flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK
     c.batch, c.heads, c.len_new, c.dim_k = k.batch, k.heads, k.seq, k.dim
     c.dim_v = new["v_new"].dim if v_new is not None else 0
     views = []
@@ -300,10 +311,13 @@ def append(k_new: Any, v_new: Any, k_cache: Any, v_cache: Any, *, lens: Any = No
             _check_batch(found_ints, name, k.batch)
             found_ints.fill(getattr(c, name))
             views.append(found_ints)
-    if cos is not None:
+    if cos is not None or sin is not None:
         views += _fill_rotary(c.rotary, cos, sin, offsets, start, pairs)
         if offsets is not None:
             _check_batch(views[-1], "offsets", k.batch)
+    elif offsets is not None or start != 0:
+        raise fail("ERR_INVALID_ARGUMENT", "offsets and start are positions in cos and sin, which "
+                                           "are not given")
     if faults is not None:
         word = ints(faults, "faults", (0, 1))
         word.fill(c.faults)

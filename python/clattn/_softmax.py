@@ -6,12 +6,13 @@ from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from ._arrays import BF16, F32, DTypeLike, View, dtype_code, dtype_of, empty_like_kind, named_code
-from ._arrays import view, writable
-from ._attention import choose, whose
+from ._arrays import (BF16, F32, DTypeLike, View, dtype_code, dtype_of, empty_like_kind, is_bits,
+                      named_code, view, writable)
+from ._attention import whose
 from ._context import Context
 from ._kv import launch
 from ._native import call, fail, ffi, lib
+from ._values import choose, flag, number
 
 _ALGOS = {name: getattr(lib, "CLATTN_SOFTMAX_" + name.upper())
           for name in ("auto", "naive", "safe", "online")}
@@ -62,16 +63,17 @@ def softmax(x: Any, *, scale: Optional[float] = None, algo: Optional[str] = None
     """
     source = view(x, "x")
     rows, length, stride = _rows(source, "x")
-    bits = source.bits or (dtype is not None and named_code(dtype, "dtype") == BF16)
+    bits = is_bits(dtype, source, "x") or source.bits
     code = dtype_code(source.dtype, bits, "x")
     out_code = code
     if out_dtype is not None:
         out_code = named_code(out_dtype, "out_dtype")
     elif out is not None:
-        out_code = dtype_code(out.dtype, bits or getattr(out, "bits", False), "out")
+        out_code = dtype_code(view(out, "out").dtype, bits or getattr(out, "bits", False), "out")
     queue, context = whose((x,), queue, context, device)
     key = ("softmax", choose(_ALGOS, algo, "algo"), choose(_PATHS, path, "path"), code, out_code,
-           lib.CLATTN_SOFTMAX_LSE if return_lse else 0, 0 if fallback else lib.CLATTN_NO_FALLBACK)
+           lib.CLATTN_SOFTMAX_LSE if flag(return_lse, "return_lse") else 0,
+           0 if flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK)
     plan: _SoftmaxPlan = context.plan(key, lambda: _SoftmaxPlan(context, key))
 
     if out is None:
@@ -85,7 +87,7 @@ def softmax(x: Any, *, scale: Optional[float] = None, algo: Optional[str] = None
     lib.clattn_softmax_call_init(c, ffi.sizeof("clattn_softmax_call"))
     c.rows, c.len = rows, length
     if scale is not None:
-        c.scale = scale
+        c.scale = number(scale, "scale")
         c.set = lib.CLATTN_SOFTMAX_SET_SCALE
     source.fill(c.x)
     target.fill(c.y)
