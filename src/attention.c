@@ -284,7 +284,12 @@ clattn_status cla_plan_check_call(const clattn_plan *plan, const clattn_attentio
     if (st != CLATTN_OK)
         return st;
     out->workspace_need = need_of(plan, out);
-    return check_workspace(plan, &facts, out);
+    st = check_workspace(plan, &facts, out);
+    if (st == CLATTN_OK && (out->batch == 0 || out->len_q == 0))
+        cla_logf(&plan->ctx->log, CLATTN_LOG_DEBUG,
+                 "%s is 0: there is nothing to compute, and o stays as it is",
+                 out->batch == 0 ? "batch" : "len_q");
+    return st;
 }
 
 // 0 where a bound is absent; 2^64 - 1 where there would be more.

@@ -22,8 +22,9 @@ static clattn_status check_owner(const struct cla_log *log, const clattn_attenti
                                  const char *field, int32_t value, int32_t owner, const char *name)
 {
     if (value && d->algo != owner)
-        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s is %d, but algo is %d, not %d (%s)",
-                        field, (int)value, (int)d->algo, (int)owner, name);
+        return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s is %d, but algo is %d%s, not %d (%s)",
+                        field, (int)value, (int)d->algo, d->algo ? "" : " (auto)", (int)owner,
+                        name);
     return CLATTN_OK;
 }
 
@@ -130,7 +131,8 @@ static clattn_status check_desc_tile(const clattn_attention_desc *d, const struc
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "tile has numbers, but its kernel is 0");
     if (!cla_algo_has_tiles(d->algo))
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT,
-                        "tile is given, but algo is %d, which is none with tiles", (int)d->algo);
+                        "tile is given, but algo is %d%s, which is none with tiles", (int)d->algo,
+                        d->algo ? "" : " (auto)");
     if (d->kernel && d->kernel != t->kernel)
         return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "tile.kernel is %d, but kernel is %d",
                         (int)t->kernel, (int)d->kernel);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "util/log.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +31,20 @@ static void to_stderr(void *user, clattn_log_level level, const char *message)
     fprintf(stderr, "clattn %s: %s\n", name, message);
 }
 
+// NULL where the word is no level. The case is nobody's business: Python's levels are in capitals.
+static const clattn_log_level *level_named(const char *word)
+{
+    for (int i = 0; i < NUM_LEVELS; i++) {
+        const char *name = levels[i].name;
+        size_t k = 0;
+        while (name[k] && tolower((unsigned char)word[k]) == name[k])
+            k++;
+        if (!name[k] && !word[k])
+            return &levels[i].level;
+    }
+    return NULL;
+}
+
 void cla_log_init(struct cla_log *log, clattn_log_fn fn, void *user, clattn_log_level level)
 {
     log->fn = fn;
@@ -44,19 +59,14 @@ void cla_log_init(struct cla_log *log, clattn_log_fn fn, void *user, clattn_log_
     // A word that is no level still asks for messages, hence the default.
     log->fn = to_stderr;
     log->user = NULL;
-    log->level = CLATTN_LOG_WARN;
-    for (int i = 0; i < NUM_LEVELS; i++)
-        if (strcmp(wanted, levels[i].name) == 0)
-            log->level = levels[i].level;
+    const clattn_log_level *found = level_named(wanted);
+    log->level = found ? *found : CLATTN_LOG_WARN;
 }
 
 void cla_log_check_env(const struct cla_log *log)
 {
     const char *wanted = log->fn == to_stderr ? cla_os_env("CLATTN_LOG") : NULL;
-    for (int i = 0; wanted && i < NUM_LEVELS; i++)
-        if (strcmp(wanted, levels[i].name) == 0)
-            return;
-    if (wanted)
+    if (wanted && !level_named(wanted))
         cla_logf(log, CLATTN_LOG_WARN,
                  "CLATTN_LOG is \"%.40s\", neither error, warn, info nor debug: taken as warn",
                  wanted);

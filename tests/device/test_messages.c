@@ -205,6 +205,35 @@ static void test_default(void **state)
     clattn_context_destroy(&ctx);
 }
 
+// A call with nothing to compute succeeds, and says why o stays as it is where one asks.
+static void test_empty(void **state)
+{
+    const struct test_target *t = *state;
+    clattn_context *ctx = NULL;
+    clattn_plan *plan = NULL;
+    clattn_attention_desc desc = small_desc();
+    float q[24] = {0}, o[24];
+    open_context(t, CLATTN_LOG_DEBUG, NULL, &ctx);
+    desc.algo = t->algo;
+    desc.kernel = t->kernel;
+    assert_int_equal(clattn_attention_plan_create(ctx, &desc, &plan), CLATTN_OK);
+    for (int32_t size = 0; size < 4; size++) {
+        const int32_t batch = size & 1, len_q = size >> 1;
+        clattn_attention_call call;
+        clattn_attention_call_init(&call, sizeof call);
+        call.batch = batch;
+        call.len_q = len_q;
+        call.q.buf = clattn_host_buf(q, sizeof q);
+        call.o.buf = clattn_host_buf(o, sizeof o);
+        lines.count = 0;
+        assert_int_equal(clattn_attention_run(plan, &call), CLATTN_OK);
+        assert_int_equal(count(CLATTN_LOG_DEBUG, "batch is 0: ", NULL), batch == 0);
+        assert_int_equal(count(CLATTN_LOG_DEBUG, "len_q is 0: ", NULL), batch && !len_q);
+    }
+    clattn_plan_destroy(&plan);
+    clattn_context_destroy(&ctx);
+}
+
 static const char *const broken[] = {"fused_group.cl", "fused_vector.cl"};
 enum { BROKEN = sizeof broken / sizeof broken[0] };
 
@@ -258,6 +287,7 @@ int main(int argc, char **argv)
         {"softmax", test_softmax, LEVEL_SMALL},
         {"features", test_features, LEVEL_SMALL},
         {"default", test_default, LEVEL_SMALL},
+        {"empty calls", test_empty, LEVEL_SMALL},
         {"fallback", test_fallback, LEVEL_SMALL}};
     return targets_main("messages", argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

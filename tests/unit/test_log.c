@@ -119,6 +119,8 @@ static void log_without_callback(void **state)
     stderr_of("debug", text, sizeof text);
     assert_string_equal(text,
                         "clattn error: L1\nclattn warn: L2\nclattn info: L3\nclattn debug: L4\n");
+    stderr_of("Info", text, sizeof text);
+    assert_string_equal(text, "clattn error: L1\nclattn warn: L2\nclattn info: L3\n");
     stderr_of("1", text, sizeof text); // no level: the default
     assert_string_equal(text, "clattn error: L1\nclattn warn: L2\n");
 }
@@ -130,8 +132,8 @@ static void log_checks_the_environment(void **state)
     static const struct {
         const char *word;
         bool wrong;
-    } words[] = {{"error", false}, {"debug", false}, {"verbose", true}, {"INFO", true},
-                 {"", false}};
+    } words[] = {{"error", false}, {"debug", false}, {"verbose", true}, {"INFO", false},
+                 {"Warn", false},  {"inf", true},    {"infos", true},   {"", false}};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         setenv("CLATTN_LOG", words[i].word, 1);
         struct cla_log log;

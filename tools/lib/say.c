@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "progress.h"
 
@@ -20,7 +21,7 @@ static clattn_log_level env_level(void)
     const char *env = getenv("CLATTN_LOG");
 
     for (int i = 0; env && i < 4; i++) {
-        if (strcmp(env, names[i]) == 0)
+        if (strcasecmp(env, names[i]) == 0)
             return (clattn_log_level)(i + 1);
     }
     return (clattn_log_level)0;
