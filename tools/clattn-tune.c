@@ -166,7 +166,8 @@ static int tune_all(struct tool_session *s, const struct tune_options *opt, cons
     }
     if (opt->dry_run && !opt->json && clock.items > 1)
         printf("\n%d tiles, each to be compiled and measured in pairs with the planner's choice\n"
-               "one --shape and --algo list theirs; --budget SECONDS bounds the time\n", tiles);
+               "one --shape with one --algo lists each tile; --budget SECONDS bounds the time\n",
+               tiles);
     if (!opt->json && clock.item < clock.items && tune_stopped(&clock))
         printf("%s: %d of %d done; the same command goes on with the others\n",
                tune_signal ? "stopped" : "the time is over", clock.item, clock.items);

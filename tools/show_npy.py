@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shows two float32 .npy arrays side by side and the worst difference, with the standard library.
+"""Shows two float32 .npy arrays side by side and the largest difference, with the standard library.
 
 usage: tools/show_npy.py COMPUTED EXPECTED [--rows N] [--columns N] [--tolerance X]
 
@@ -89,7 +89,7 @@ def main():
     show_rows(computed, expected, shape or (1,), options.rows, options.columns)
     worst, where = max((difference(a, b), -n) for n, (a, b) in enumerate(zip(computed, expected)))
     at = position(-where, shape)
-    print(f"worst difference {worst:.3g} at {at}: computed {computed[-where]:.8g}, "
+    print(f"largest difference {worst:.3g} at {at}: computed {computed[-where]:.8g}, "
           f"expected {expected[-where]:.8g}; allowed {options.tolerance:g}")
     return 0 if worst <= options.tolerance else 1
 

@@ -61,8 +61,8 @@ def named_code(dtype: DTypeLike, name: str) -> int:
 
 
 def is_bits(dtype: Optional[DTypeLike], array: View, name: str) -> bool:
-    """Whether `dtype` says that uint16 holds bfloat16. Another type has to be the array's own, since
-    nothing is converted."""
+    """Whether `dtype` says that uint16 holds bfloat16. Another type has to be the array's own,
+    since nothing is converted."""
     if dtype is None:
         return False
     wanted = named_code(dtype, "dtype")

@@ -9,7 +9,8 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 
 from ._arrays import (BF16, CL_MEM, F32, Axes, DeviceArray, DTypeLike, View, dtype_code,
-                      dtype_of, empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view, writable)
+                      dtype_of, empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view,
+                      writable)
 from ._context import Context, DeviceInfo, defaults, events_of, resolve
 from ._native import call, fail, ffi, lib, text
 from ._values import choose, flag, integer, number

@@ -7,8 +7,8 @@ from typing import Any, Callable, Optional, Sequence, Union
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import (BF16, CL_MEM, F32, Axes, DTypeLike, View, dtype_code,
-                      dtype_of, empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view, writable)
+from ._arrays import (BF16, CL_MEM, F32, Axes, DTypeLike, View, dtype_code, dtype_of,
+                      empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view, writable)
 from ._attention import whose
 from ._context import Context, defaults, events_of
 from ._native import call, fail, ffi, lib

@@ -48,7 +48,7 @@ class Bench(Folder):
             if args:
                 pairs = [sum(i + 21 for i in range(70)), sum(range(1, 9))]
             for row, pair in zip(rows, pairs):
-                self.assertIn("CPU", row["device"])
+                self.assertIn("CPU", row["device"]["name"])
                 self.assertEqual((row["algo"], row["dtype"]), ("host", "f32"))
                 self.assertIs(row["causal"], bool(args))
                 self.assertTrue(row["kernel"])

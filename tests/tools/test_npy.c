@@ -329,6 +329,12 @@ static void test_types(void **state)
     size = make(file, 1, HEAD("'<f8'", "False", "(2, 3)"), six, sizeof six);
     assert_false(read_bytes(file, size, TOOL_NPY_F32 | TOOL_NPY_F16 | TOOL_NPY_U16, 2, &npy, why));
     assert_non_null(strstr(why, "float32 ('<f4'), float16 ('<f2') or uint16 ('<u2') is needed"));
+    assert_non_null(strstr(why, ": .astype('float32') converts"));
+    size = make(file, 1, HEAD("'<i8'", "False", "(2, 3)"), six, sizeof six);
+    assert_false(read_bytes(file, size, TOOL_NPY_I32, 2, &npy, why));
+    assert_non_null(strstr(why, ": .astype('int32') converts"));
+    assert_false(read_bytes(file, size, TOOL_NPY_BOOL, 2, &npy, why));
+    assert_null(strstr(why, "astype"));
 }
 
 static void test_round_trip(void **state)

@@ -166,7 +166,8 @@ class RunErrors(Folder):
         self.bad(*INPUTS, "--mask", "m.npy",
                  says=["--mask m.npy: shape: it has 2 axes", "[1, 1, len_q, len_kv] serves all"])
         self.save("m.npy", ok, [1.0] * size_of(ok))
-        self.bad(*INPUTS, "--mask", "m.npy", says=["--mask m.npy: dtype: it is '<f4', but bool"])
+        self.bad(*INPUTS, "--mask", "m.npy", says=["--mask m.npy: dtype: it is '<f4', but bool",
+                                                 "added to the scores are --bias"])
 
     def test_outputs(self):
         os.mkdir(self.path("folder"))

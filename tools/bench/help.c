@@ -35,7 +35,7 @@ const char *const bench_help[] = {
     "  --device SEL         number, cpu, or part of a name (see clattn-probe)\n"
     "  --threads N          threads of the CPU path; default all\n"
     "  --runs N             timed runs at least; default 7\n"
-    "  --plot FILE.svg      draw time and bytes against length, .svg or .png\n"
+    "  --plot FILE.svg      draw time and bytes against a swept length, .svg or .png\n"
     "  --roofline FILE.svg  draw speed beside the roofs of the device, .svg or .png\n"
     "  --trace FILE.json    write what host and device do, for Perfetto or Chrome\n"
     "  --json, --csv        print JSON, an object a line, or CSV\n"

@@ -153,16 +153,30 @@ static void write_ticks(const struct line *line, FILE *to)
             line->point[line->points - 1].length * 1.15);
 }
 
+// The swept length is N.
+static void length_text(bool swept, int32_t length, char text[16])
+{
+    if (swept)
+        snprintf(text, 16, "N");
+    else
+        snprintf(text, 16, "%d", (int)length);
+}
+
 static void write_title(const struct bench_plot *plot, FILE *to)
 {
-    const struct bench_row *row = &plot->opt->row[0];
-    char shape[96], features[128], title[640];
+    const struct tool_problem *p = &plot->opt->row[0].p;
+    const char *key = plot->opt->plot_key;
+    char len_q[16], len_kv[16], dim_v[16] = "", features[128], title[640];
 
-    tool_shape_text(&row->p, shape, sizeof shape);
-    tool_features_text(&row->p, features, sizeof features);
+    length_text(strcmp(key, "len_kv") != 0, p->len_q, len_q);
+    length_text(strcmp(key, "len_q") != 0, p->len_kv, len_kv);
+    if (p->dim_v != p->dim_qk)
+        snprintf(dim_v, sizeof dim_v, ",%d", (int)p->dim_v);
+    tool_features_text(p, features, sizeof features);
     const bool any = strcmp(features, "none") != 0;
-    snprintf(title, sizeof title, "%s\nattention %s%s%s, %s from the axis", plot->devices, shape,
-             any ? ", " : "", any ? features : "", plot->opt->plot_key);
+    snprintf(title, sizeof title, "%s\nattention %d,%d,%d,%s,%s,%d%s%s%s", plot->devices,
+             (int)p->batch, (int)p->heads_q, (int)p->heads_kv, len_q, len_kv, (int)p->dim_qk, dim_v,
+             any ? ", " : "", any ? features : "");
     fprintf(to, "set multiplot layout 1,2 title \"");
     for (const char *c = title; *c; c++)
         fprintf(to, *c == '\n' ? "\\n" : *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
@@ -178,7 +192,7 @@ static void write_script(const void *user, FILE *to)
 
     write_points(plot, to);
     write_ticks(plot->line[0], to);
-    fprintf(to, "set logscale xy\nset xlabel '%s: number of %s' noenhanced\n"
+    fprintf(to, "set logscale xy\nset xlabel '%s: number of %s, N' noenhanced\n"
                 "set key below horizontal center samplen 2 spacing 1.1 height 0.8\n",
             plot->opt->plot_key, what);
     write_title(plot, to);

@@ -211,7 +211,6 @@ json_t *bench_json_item(const struct tool_session *s, const struct bench_item *i
     const struct tool_problem *p = &item->p;
     const int32_t extents[] = {p->batch, p->heads_q, p->heads_kv, p->len_q, p->len_kv, p->dim_qk,
                                p->dim_v};
-    char text[512];
     json_t *o = json_object(), *shape = json_array();
 
     if (item->algo->softmax) {
@@ -220,8 +219,7 @@ json_t *bench_json_item(const struct tool_session *s, const struct bench_item *i
     }
     for (size_t i = 0; !item->algo->softmax && i < sizeof extents / sizeof *extents; i++)
         json_array_append_new(shape, json_integer(extents[i]));
-    tool_device_text(&s->device, text, sizeof text);
-    json_object_set_new(o, "device", tool_json_text(text));
+    json_object_set_new(o, "device", tool_json_device_name(&s->device));
     json_object_set_new(o, "status", json_string(status));
     json_object_set_new(o, "operation", json_string(item->algo->softmax ? "softmax" : "attention"));
     json_object_set_new(o, "case", item->row->name[0] ? json_string(item->row->name) : json_null());

@@ -144,7 +144,13 @@ static bool parse_dtype(struct parser *p, struct tool_npy *npy)
             strcmp(descr + 1, types[i].descr + 1) == 0)
             return refuse(p, "dtype: it is big-endian ('%s'), but %s is needed", descr, needed);
     }
-    return refuse(p, "dtype: it is '%s', but %s is needed", descr, needed);
+    // What NumPy makes of plain numbers.
+    const char *convert = "";
+    if (strcmp(descr, "<f8") == 0 && (p->dtypes & TOOL_NPY_F32))
+        convert = ": .astype('float32') converts";
+    if (strcmp(descr, "<i8") == 0 && (p->dtypes & TOOL_NPY_I32))
+        convert = ": .astype('int32') converts";
+    return refuse(p, "dtype: it is '%s', but %s is needed%s", descr, needed, convert);
 }
 
 static bool parse_order(struct parser *p)

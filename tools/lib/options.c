@@ -204,8 +204,8 @@ int tool_take_window(const char *shown, const char *value, char between, int32_t
         memcpy(first, value, (size_t)(second - value));
     if (!tool_parse_int(first, -1, INT32_MAX, &n[0]) ||
         !tool_parse_int(second + 1, -1, INT32_MAX, &n[1]))
-        return tool_fail(TOOL_USE, "option %s: '%s' is not LEFT%cRIGHT in whole numbers from -1 up",
-                         shown, value, between);
+        return tool_fail(TOOL_USE, "option %s: '%s' is not LEFT%cRIGHT in whole numbers from -1 "
+                         "up, as in 4%c0", shown, value, between, between);
     *left = (int32_t)n[0];
     *right = (int32_t)n[1];
     return 0;

@@ -290,17 +290,24 @@ const char *tool_device_type(int32_t type)
     }
 }
 
-json_t *tool_json_device(const clattn_device_info *info)
+json_t *tool_json_device_name(const clattn_device_info *info)
 {
     json_t *o = json_object();
-    json_t *items = json_array();
 
-    for (int i = 0; i < 3; i++)
-        json_array_append_new(items, json_integer((json_int_t)info->max_items[i]));
     json_object_set_new(o, "index", json_integer(info->index));
     json_object_set_new(o, "type", json_string(tool_device_type(info->type)));
     json_object_set_new(o, "platform", tool_json_text(info->platform));
     json_object_set_new(o, "name", tool_json_text(info->name));
+    return o;
+}
+
+json_t *tool_json_device(const clattn_device_info *info)
+{
+    json_t *o = tool_json_device_name(info);
+    json_t *items = json_array();
+
+    for (int i = 0; i < 3; i++)
+        json_array_append_new(items, json_integer((json_int_t)info->max_items[i]));
     json_object_set_new(o, "vendor", tool_json_text(info->vendor));
     json_object_set_new(o, "driver", tool_json_text(info->driver));
     json_object_set_new(o, "version", tool_json_text(info->version));

@@ -61,7 +61,8 @@ json_t *tool_json_text(const char *text);
 // A number; one that JSON does not have becomes "nan", "inf" or "-inf".
 json_t *tool_json_real(double value);
 
-// Facts of a device, and what a plan chose with its refusals.
+// Which device, as each tool says it; all facts of one; what a plan chose, with its refusals.
+json_t *tool_json_device_name(const clattn_device_info *info);
 json_t *tool_json_device(const clattn_device_info *info);
 json_t *tool_json_plan(const clattn_plan *plan, const clattn_plan_info *info);
 

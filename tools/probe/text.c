@@ -255,7 +255,7 @@ static void add_shape(json_t *shapes_of, const json_t *plan, const char *text)
         return;
     json_object_set_new(shapes_of, text,
                         json_sprintf("%s%s%s", before ? json_string_value(before) : "",
-                                     before ? " and " : "", text_of(plan, "shape")));
+                                     before ? "; " : "", text_of(plan, "shape")));
 }
 
 // Texts of all plans, one or a list of each, each once behind the shapes it holds for.
@@ -482,7 +482,9 @@ static void print_end(const json_t *report, const struct probe_options *opt)
             strcmp(text_of(d, "type"), tool_device_type(CLATTN_DEVICE_BUILTIN_CPU)) != 0)
             working++;
     }
-    print_failures(json_object_get(report, "failures"), "listing the OpenCL devices: ");
+    if (json_array_size(messages) > 0 || json_array_size(json_object_get(report, "failures")) > 0)
+        line_in("1", "how OpenCL was found");
+    print_failures(json_object_get(report, "failures"), "  listing the OpenCL devices: ");
     if (json_is_integer(count) && json_integer_value(count) == 0)
         print_looked_for(messages);
     else

@@ -38,8 +38,11 @@ static int read_file(const char *shown, const char *path, unsigned dtypes, int n
         return 0;
     // What is the same for all sequences and heads is often kept without their axes.
     const bool pairs = npy->ndim == 2 && (!strcmp(shown, "--mask") || !strcmp(shown, "--bias"));
+    const bool added = !strcmp(shown, "--mask") && strstr(why, "it is '<f");
     return tool_fail(TOOL_USE, "%s %s: %s%s", shown, path, why,
-                     pairs ? ": [1, 1, len_q, len_kv] serves all sequences and heads" : "");
+                     pairs   ? ": [1, 1, len_q, len_kv] serves all sequences and heads"
+                     : added ? "; numbers that are added to the scores are --bias"
+                             : "");
 }
 
 static int read_files(struct run *r)

@@ -23,14 +23,9 @@ static void worst_index(const struct run *r, int64_t at[4])
 
 void run_report_json(const struct run *r)
 {
-    json_t *o = json_object(), *device = json_object();
-    const clattn_device_info *info = &r->session.device;
+    json_t *o = json_object();
 
-    json_object_set_new(device, "index", json_integer(info->index));
-    json_object_set_new(device, "type", json_string(tool_device_type(info->type)));
-    json_object_set_new(device, "platform", tool_json_text(info->platform));
-    json_object_set_new(device, "name", tool_json_text(info->name));
-    json_object_set_new(o, "device", device);
+    json_object_set_new(o, "device", tool_json_device_name(&r->session.device));
     json_object_update_new(o, tool_json_features(&r->problem));
     json_object_update_new(o, tool_json_plan(r->plan, &r->info));
     json_object_set_new(o, "ms", json_real(r->ms));

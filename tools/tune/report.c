@@ -99,8 +99,7 @@ static void print_json(const struct tool_session *s, const struct tune_item *ite
             json_object_set_new(one, "why", tool_json_text(c->why));
         json_array_append_new(list, one);
     }
-    json_object_set_new(o, "device", tool_json_text(s->device.name));
-    json_object_set_new(o, "platform", tool_json_text(s->device.platform));
+    json_object_set_new(o, "device", tool_json_device_name(&s->device));
     json_object_set_new(o, "shape", extents);
     json_object_set_new(o, "algo", json_string(tool_algo_words[p->algo]));
     json_object_update_new(o, tool_json_features(p));
