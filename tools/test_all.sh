@@ -368,10 +368,12 @@ step_oclgrind() {
   suites gcc kernel-faults 900 --suite simulator "kernel faults"
   # Every kernel on tiny problems. What host and results are about is other devices' work.
   forbid=(--forbid "$oclgrind_report")
-  suites gcc simulator 1800 --suite simulator simulator "simulator, what is not written yet"
+  suites gcc simulator 1800 --suite simulator simulator "simulator, not written yet in fused_group"
   [ "$full" = yes ] || device_env+=(CLATTN_TEST_SHARE=3)
   suites gcc traffic 600 --suite traffic
   [ "$full" = yes ] || return 0
+  suites gcc unwritten 1800 --suite simulator "simulator, not written yet in fused_vector" \
+    "simulator, not written yet in two_loop_group" "simulator, not written yet in two_loop_vector"
   check "every barrier and bound is needed" env "${device_env[@]}" timeout --foreground 3600 \
     tests/tools/test_kernel_faults.py --simulator "$build/gcc/tests/test_simulator" \
     --kernels cl --long
