@@ -178,7 +178,7 @@ void clattn_plan_destroy(clattn_plan **pplan)
         return;
     clattn_plan *plan = *pplan;
     *pplan = NULL;
-    if (plan->choice.algo && !cla_context_lost(plan->ctx))
+    if (plan->choice.algo && !cla_context_leaves(plan->ctx, plan->prepared))
         plan->choice.algo->release(plan->prepared);
     free(plan);
 }

@@ -426,7 +426,7 @@ void clattn_context_destroy(clattn_context **pctx)
         return;
     clattn_context *ctx = *pctx;
     *pctx = NULL;
-    if (cla_context_lost(ctx))
+    if (cla_context_leaves(ctx, ctx))
         return; // all of it stays the parent's
     clattn_plan *kept = atomic_exchange(&ctx->kept, NULL);
     clattn_plan_destroy(&kept);
@@ -553,7 +553,7 @@ void clattn_mem_destroy(clattn_context *ctx, clattn_buf *buf)
     if (!buf || !buf->ptr)
         return;
     if (buf->kind == CLATTN_BUF_CL_MEM && ctx && ctx->ocl) {
-        if (!cla_context_lost(ctx))
+        if (!cla_context_leaves(ctx, buf->ptr))
             cla_ocl_mem_destroy(ctx, buf->ptr);
     } else if (buf->kind == CLATTN_BUF_HOST) {
         cla_os_aligned_free(buf->ptr);

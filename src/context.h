@@ -45,6 +45,9 @@ struct clattn_context {
 // nothing of theirs may be touched, not even to release it.
 bool cla_context_lost(const clattn_context *ctx);
 
+// The same; of a lost context `what` (or NULL), which cannot be destroyed, is kept to the end.
+bool cla_context_leaves(const clattn_context *ctx, void *what);
+
 // CLATTN_OK; for a lost context CLATTN_ERR_NO_OPENCL, with the reason in the log.
 clattn_status cla_context_check(const clattn_context *ctx);
 

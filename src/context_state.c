@@ -2,6 +2,7 @@
 // What a context has learnt, and whether it can be used at all.
 #include "context.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,29 @@
 bool cla_context_lost(const clattn_context *ctx)
 {
     return ctx->ocl && (ctx->forks != cla_os_forks() || cla_os_is_ending());
+}
+
+// What nobody can destroy any more. It stays in reach, since LeakSanitizer, which looks behind the
+// handlers of atexit(), could not tell it from a leak.
+struct left {
+    struct left *next;
+    void *what;
+};
+static _Atomic(struct left *) left_behind;
+
+bool cla_context_leaves(const clattn_context *ctx, void *what)
+{
+    if (!cla_context_lost(ctx))
+        return false;
+    // No lock: in a child of fork() a thread that is gone may hold it.
+    struct left *l = what ? malloc(sizeof *l) : NULL;
+    if (l) {
+        l->what = what;
+        l->next = atomic_load(&left_behind);
+        while (!atomic_compare_exchange_weak(&left_behind, &l->next, l))
+            ;
+    }
+    return true;
 }
 
 clattn_status cla_context_check(const clattn_context *ctx)

@@ -171,7 +171,7 @@ void clattn_softmax_plan_destroy(clattn_softmax_plan **pplan)
 {
     if (!pplan || !*pplan)
         return;
-    if (!cla_context_lost((*pplan)->ctx))
+    if (!cla_context_leaves((*pplan)->ctx, (*pplan)->kernels))
         cla_softmax_release(&(*pplan)->kernels);
     free(*pplan);
     *pplan = NULL;

@@ -415,7 +415,7 @@ step_sanitize() {
   if [ "$full" = yes ]; then
     mapfile -t programs < <(programs_of sanitize device -v ' cpu( dot)?$')
   else
-    programs=("fork opencl" "threads opencl" "steady opencl")
+    programs=("exit opencl" "fork opencl" "threads opencl" "steady opencl")
   fi
   suites sanitize sanitize-pocl 7200 "${programs[@]}"
 }
