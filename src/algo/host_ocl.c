@@ -4,6 +4,7 @@
 // and unmaps run on a queue of the job's own: on the caller's in-order queue they would wait behind
 // the commands that wait for them. One job maps at a time: PoCL 3.1 crashes when two queues map the
 // same buffer at once.
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +23,13 @@ struct host_job {
     void *ptr[CLA_WORK_BUFS];  // mapped, at element 0; NULL where absent
     cl_command_queue queue;
     cl_event finished; // user event; NULL in a blocking call
+    cl_event behind;   // a marker that waits for it
     clattn_status status;
+    // The enqueue and the callback each have a part in the job; who gives up the last one hands it
+    // over, or frees it where the enqueue has failed.
+    atomic_int parts;
+    bool is_dropped;
+    cl_int waited; // what the callback was told
 };
 
 // Unmaps what is mapped and waits for it.
@@ -46,7 +53,8 @@ static void unmap_all(struct host_job *job)
         job->status = st;
 }
 
-static void job_free(struct host_job *job)
+// Gives back all that the job holds of OpenCL.
+static void job_release(struct host_job *job)
 {
     const struct cla_cl *cl = job->ctx->ocl->cl;
     for (int i = 0; i < CLA_WORK_BUFS; i++) {
@@ -55,8 +63,15 @@ static void job_free(struct host_job *job)
     }
     if (job->finished)
         cl->ReleaseEvent(job->finished);
+    if (job->behind)
+        cl->ReleaseEvent(job->behind);
     if (job->queue)
         cl->ReleaseCommandQueue(job->queue);
+}
+
+static void job_free(struct host_job *job)
+{
+    job_release(job);
     free(job->data);
     free(job);
 }
@@ -173,6 +188,10 @@ static void run_job(void *arg)
 {
     struct host_job *job = arg;
     clattn_context *ctx = job->ctx;
+    if (job->waited < 0)
+        job->status = cla_fail(&ctx->log, CLATTN_ERR_OPENCL,
+                               "CPU path: what it waits for has failed: %s",
+                               cla_cl_error_name(job->waited));
     if (job->status == CLATTN_OK)
         map_and_compute(job);
     end_event(ctx, job->finished, job->status == CLATTN_OK ? CL_COMPLETE : CL_OUT_OF_RESOURCES);
@@ -187,16 +206,26 @@ static void hand_over(struct host_job *job)
         run_job(job);
 }
 
+// The context may be gone where the enqueue has failed.
+static void give_up_part(struct host_job *job)
+{
+    if (atomic_fetch_sub(&job->parts, 1) > 1)
+        return;
+    if (!job->is_dropped) {
+        hand_over(job);
+        return;
+    }
+    free(job->data);
+    free(job);
+}
+
 // On a thread of the driver, where nothing may block.
 static void CL_CALLBACK begin(cl_event event, cl_int status, void *arg)
 {
     (void)event;
     struct host_job *job = arg;
-    if (status < 0)
-        job->status = cla_fail(&job->ctx->log, CLATTN_ERR_OPENCL,
-                               "CPU path: what it waits for has failed: %s",
-                               cla_cl_error_name(status));
-    hand_over(job);
+    job->waited = status;
+    give_up_part(job);
 }
 
 // An event that says that the caller's queue and wait list let the job begin; NULL where nothing
@@ -225,7 +254,8 @@ clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_w
     const struct cla_log *log = &ctx->log;
     const struct cla_cl *cl = ctx->ocl->cl;
     struct host_job *job = NULL;
-    cl_event ready = NULL, behind = NULL, finished = NULL;
+    cl_event ready = NULL, finished = NULL;
+    bool has_callback = false;
     cl_int code = CL_SUCCESS;
     if (!cla_context_worker(ctx))
         return cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for the worker of the CPU path");
@@ -235,37 +265,34 @@ clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_w
     CLA_CL(cl->RetainEvent(job->finished));
     finished = job->finished;
     CLA_TRY(ready_event(ctx, submit, &ready));
-    // Later commands of an in-order queue wait here. The caller's `done` is the user event itself:
-    // Intel's CPU runtime lets a marker succeed behind an event that failed.
-    CLA_CL(cl->EnqueueMarkerWithWaitList(submit->queue, 1, &finished, &behind));
-    CLA_CL(cl->Flush(submit->queue));
-    // From here on the job belongs to the callback or the worker, which may end it at once.
-    cla_context_job_began(ctx);
+    atomic_init(&job->parts, ready ? 2 : 1);
     if (ready) {
-        st = cla_cl_check(log, cl->SetEventCallback(ready, CL_COMPLETE, begin, job),
-                          "clSetEventCallback");
-        if (st != CLATTN_OK) {
-            cla_context_job_ended(ctx);
-            goto done;
-        }
-    } else {
-        hand_over(job);
+        CLA_CL(cl->SetEventCallback(ready, CL_COMPLETE, begin, job));
+        has_callback = true;
     }
+    // Later commands of an in-order queue wait here. The caller's `done` is the user event itself:
+    // Intel's CPU runtime lets a marker succeed behind an event that failed. The marker comes last,
+    // and is held until the job is over: PoCL 3.1 aborts where its user event fails before what is
+    // in front of it is done, or where it is gone by then.
+    CLA_CL(cl->EnqueueMarkerWithWaitList(submit->queue, 1, &finished, &job->behind));
+    cla_context_job_began(ctx);
+    give_up_part(job);
     job = NULL;
     if (submit->done) {
         *(cl_event *)submit->done = finished;
         finished = NULL;
     }
 done:
-    if (job && behind) // nobody else will end what waits for it
-        end_event(ctx, finished, CL_OUT_OF_RESOURCES);
     if (finished)
         cl->ReleaseEvent(finished);
-    if (behind)
-        cl->ReleaseEvent(behind);
     if (ready)
         cl->ReleaseEvent(ready);
-    if (job)
+    if (job && has_callback) { // which comes some time
+        job_release(job);
+        job->is_dropped = true;
+        give_up_part(job);
+    } else if (job) {
         job_free(job);
+    }
     return st;
 }
