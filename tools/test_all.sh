@@ -439,15 +439,14 @@ step_fuzz() {
 
 # ---- with --full only --------------------------------------------------------------------------
 
-# Random problems of every feature on every algorithm; a failure prints its seed. What each program
-# says at its end is kept: steps/random.figures.
-figures() { # figures WHAT COMMAND...
+figures() { # figures WHAT COMMAND...: a check whose last figures are kept: steps/random.figures
   check "$@"
   printf '== %s\n' "$1" >>"$build/steps/random.figures"
   grep -E ' of its bound|problems|pairs|worst' "$log" | tail -n 40 \
     >>"$build/steps/random.figures" || true
 }
 
+# Random problems of every feature on every algorithm; a failure prints its seed.
 step_random() {
   : >"$build/steps/random.figures"
   have gcc || return 0
