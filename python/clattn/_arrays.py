@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any, Iterable, Optional, Sequence, Union
 
 import numpy as np
@@ -42,34 +43,44 @@ def dtype_code(dtype: Any, bits: bool, name: str) -> int:
     if getattr(dtype, "name", "") == "bfloat16":
         _CODES[dtype] = BF16
         return BF16
+    convert = "" if name == "out" or name.endswith("dtype") else "; .astype(np.float32) converts"
     raise TypeError(f"{name} is {dtype}; clattn computes with float32, float16, bfloat16 and, of K "
-                    "and V, int8, in this machine's byte order; .astype(np.float32) converts")
+                    f"and V, int8, in this machine's byte order{convert}")
 
 
-def named_code(dtype: DTypeLike, name: str) -> int:
-    """Of a dtype or a name; "bfloat16" needs no ml_dtypes. NumPy's "f16" would have 16 bytes, the
-    tools' has 16 bits."""
+def named(dtype: DTypeLike, name: str) -> Optional[np.dtype[Any]]:
+    """Of a dtype or a name; None is bfloat16, which needs no ml_dtypes. NumPy's "f16" would have 16
+    bytes, the tools' has 16 bits."""
     if isinstance(dtype, str):
         dtype = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(dtype, dtype)
         if dtype == "bfloat16":
-            return BF16
+            return None
     try:
-        found = np.dtype(dtype)
-    except TypeError:
-        raise TypeError(f"{name} is {dtype!r}, not float32, float16, bfloat16 or int8") from None
-    return dtype_code(found, False, name)
+        if dtype is not None:
+            return np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):
+        pass
+    raise TypeError(f"{name} is {dtype!r}, not float32, float16, bfloat16 or int8")
 
 
-def is_bits(dtype: Optional[DTypeLike], array: View, name: str) -> bool:
-    """Whether `dtype` says that uint16 holds bfloat16. Another type has to be the array's own,
-    since nothing is converted."""
+def named_code(dtype: DTypeLike, name: str) -> int:
+    found = named(dtype, name)
+    return BF16 if found is None else dtype_code(found, False, name)
+
+
+def is_bits(dtype: Optional[DTypeLike], arrays: dict[str, Any]) -> bool:
+    """Whether `dtype` says that uint16 holds bfloat16, which one of the arrays has to be. Another
+    type has to be that of the first, since nothing is converted."""
     if dtype is None:
         return False
     wanted = named_code(dtype, "dtype")
-    if wanted != BF16 and dtype_code(array.dtype, array.bits, name) != wanted:
-        raise TypeError(f"dtype is {dtype!r}, but {name} is {array.dtype}: dtype says what uint16 "
-                        "holds, and converts nothing")
-    return wanted == BF16
+    views = {name: view(array, name) for name, array in arrays.items() if array is not None}
+    name, first = next(iter(views.items()))
+    if (any(dtype_is_bf16(found.dtype) for found in views.values()) if wanted == BF16
+            else dtype_code(first.dtype, first.bits, name) == wanted):
+        return wanted == BF16
+    raise TypeError(f"dtype is {dtype!r}, but {name} is {first.dtype}: dtype says what uint16 "
+                    "holds, and converts nothing")
 
 
 def dtype_of(code: int, like: Optional[np.dtype[Any]] = None) -> np.dtype[Any]:
@@ -107,6 +118,19 @@ class Memory:
         self.buf: Any = ffi.gc(buf, destroy)
 
 
+def _sequence(values: Any, name: str) -> tuple[Any, ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} is {values!r}, not a sequence of whole numbers")
+    return tuple(values)
+
+
+def _extents(shape: Any) -> tuple[int, ...]:
+    try:
+        return (integer(operator.index(shape), "shape", 0, 2**62),)
+    except TypeError:
+        return tuple(integer(extent, "shape", 0, 2**62) for extent in _sequence(shape, "shape"))
+
+
 class DeviceArray:
     """A shape in the memory of a device: of Context.empty() and Context.upload(), or around an
     application's pyopencl.Buffer (or the address of a cl_mem). Nothing is copied.
@@ -117,17 +141,13 @@ class DeviceArray:
     def __init__(self, buffer: Any, shape: Union[int, Sequence[int]], dtype: DTypeLike, *,
                  offset: int = 0, strides: Optional[Sequence[int]] = None) -> None:
         self.buffer = buffer
-        # A text is a sequence, too, though of no extents.
-        extents = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-        self.shape: tuple[int, ...] = tuple(integer(extent, "shape", 0, 2**62)
-                                            for extent in extents)
-        if isinstance(dtype, str) and dtype == "bfloat16":
-            self.dtype = dtype_of(BF16)
-            self.bits = True
-        else:
-            self.dtype = np.dtype(dtype)
-            self.bits = False
-        self.offset = offset
+        self.shape = _extents(shape)
+        found = named(dtype, "dtype")
+        self.bits = found is None
+        self.dtype: np.dtype[Any] = dtype_of(BF16) if found is None else found
+        if self.nbytes >= 2**63:
+            raise fail("ERR_SHAPE", f"shape is {self.shape}, which no memory holds")
+        self.offset = integer(offset, "offset", 0, 2**63 - 1)
         self.events: list[Any] = []
         if strides is None:
             step = self.dtype.itemsize
@@ -136,7 +156,8 @@ class DeviceArray:
                 steps.append(step)
                 step *= extent
             strides = steps[::-1]
-        self.strides: tuple[int, ...] = tuple(strides)
+        self.strides = tuple(integer(stride, "strides", -2**62, 2**62) for stride in
+                             _sequence(strides, "strides"))
         if len(self.strides) != len(self.shape):
             raise fail("ERR_STRIDE", f"{len(self.shape)} axes, and {len(self.strides)} strides")
 
@@ -189,6 +210,12 @@ class DeviceArray:
         if out.nbytes:
             call(lib.clattn_mem_read, context.handle, buf, host_pointer(out), out.nbytes)
         return out
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("a clattn.DeviceArray is copied from the device")
+        found = self.read()
+        return found if dtype is None else found.astype(dtype)
 
     def __repr__(self) -> str:
         return f"<clattn.DeviceArray {self.dtype} {self.shape}>"
@@ -317,6 +344,16 @@ def ints(array: Any, name: str, ndims: Sequence[int] = (1,)) -> View:
     return small(array, _INT32, name, ndims)
 
 
+def word(array: Any, name: str) -> View:
+    """An int32 that is written, so no copy will do."""
+    found = writable(array, name)
+    if found.dtype != _INT32:
+        raise TypeError(f"{name} is {found.dtype}, not int32")
+    if 0 in found.shape:
+        raise fail("ERR_SHAPE", f"{name} has shape {found.shape}, no element")
+    return found
+
+
 def floats(array: Any, name: str, ndims: Sequence[int] = (1,)) -> View:
     return small(array, _FLOAT32, name, ndims)
 
@@ -362,6 +399,8 @@ class Axes:
 
 
 def is_bshd(layout: str) -> bool:
+    if not isinstance(layout, str):
+        raise TypeError(f"layout is {layout!r}, not 'bhsd' or 'bshd'")
     if layout == "bshd":
         return True
     if layout == "bhsd":
@@ -390,3 +429,16 @@ def empty_like_kind(like: Any, shape: tuple[int, ...], dtype: np.dtype[Any], con
         import pyopencl.array
         return pyopencl.array.empty(queue, shape, dtype)
     return np.empty(shape, dtype)
+
+
+def fill_kind(array: Any, value: float, queue: Any) -> None:
+    """Writes a value into all of an array that empty_like_kind() made."""
+    if isinstance(array, np.ndarray):
+        array.fill(value)
+    elif isinstance(array, DeviceArray) and isinstance(array.buffer, Memory):
+        array.write(np.full(array.shape, value, array.dtype))
+    elif array.nbytes:
+        import pyopencl
+        memory = array.buffer if isinstance(array, DeviceArray) else array.base_data
+        pattern = np.zeros(1, np.uint8) if value == 0 else np.array([value], array.dtype)
+        array.add_event(pyopencl.enqueue_fill_buffer(queue, memory, pattern, 0, array.nbytes))

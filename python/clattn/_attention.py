@@ -8,9 +8,9 @@ from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from ._arrays import (BF16, CL_MEM, F32, Axes, DeviceArray, DTypeLike, View, dtype_code,
-                      dtype_of, empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view,
-                      writable)
+from ._arrays import (BF16, CL_MEM, F32, I8, Axes, DeviceArray, DTypeLike, View, dtype_code,
+                      dtype_of, empty_like_kind, fill_kind, floats, ints, is_bits, is_bshd,
+                      named_code, view, word, writable)
 from ._context import Context, DeviceInfo, defaults, events_of, resolve
 from ._native import call, fail, ffi, lib, text
 from ._values import choose, flag, integer, number
@@ -37,6 +37,9 @@ _FEATURES = {name: getattr(lib, "CLATTN_FEATURE_" + feature) for name, feature i
     ("bias", "BIAS"), ("alibi", "ALIBI"), ("softcap", "SOFTCAP"), ("sinks", "SINKS"),
     ("kv_lens", "KV_LENS"), ("packed_q", "PACKED_Q"), ("packed_kv", "PACKED_KV"),
     ("paged", "PAGED"))}
+# Arguments of calls that have other names.
+_ARGUMENTS = {"alibi": "alibi_slopes", "packed_q": "cu_seqlens_q", "packed_kv": "cu_seqlens_kv",
+              "paged": "page_table"}
 _CAUSAL: int = _FEATURES["causal"]
 _LSE: int = _FEATURES["return_lse"]
 _WINDOW: int = _FEATURES["window"]
@@ -158,6 +161,8 @@ class Plan:
         # The context's handle lives on as long as the plan's.
         self._handle: Any = ffi.gc(out[0], destroy)
         self._dtype_o: int = desc.dtype_o
+        self._dtypes: tuple[int, int, int] = (desc.dtype_q, desc.dtype_kv, desc.dtype_bias)
+        self._page_size: int = desc.page_size
         self._features: int = desc.features
         self._dims: tuple[int, int] = (desc.dim_qk, desc.dim_v or desc.dim_qk)
         self._heads: tuple[int, int] = (desc.heads_q, desc.heads_kv or desc.heads_q)
@@ -234,8 +239,10 @@ class _Call:
         """The arguments of a call of a plan."""
         for name in arguments:
             if name not in _CALL_ARGUMENTS:
-                raise TypeError(f"{name} is no argument of a call of a plan; what decides about "
-                                "kernels is the plan's own")
+                whose_own = ("it decides about kernels, and is the plan's own"
+                             if name in _PLAN_ARGUMENTS else
+                             f"it takes {', '.join(sorted(_CALL_ARGUMENTS - {'q', 'k', 'v'}))}")
+                raise TypeError(f"{name} is no argument of a call of a plan: {whose_own}")
         return _Call(q, k, v, **arguments)
 
     def __init__(self, q: Any, k: Any, v: Any, *, out: Any = None, lse: Any = None,
@@ -250,9 +257,9 @@ class _Call:
         self.bshd = is_bshd(layout)
         packed_q, packed_kv = cu_seqlens_q is not None, cu_seqlens_kv is not None
         self.q = Axes(view(q, "q"), "q", self.bshd)
-        self.bits = is_bits(dtype, self.q.view, "q")
         self.k = Axes(view(k, "k"), "k", self.bshd)
         self.v = Axes(view(v, "v"), "v", self.bshd)
+        self.bits = is_bits(dtype, {"q": q, "k": k, "v": v, "bias": bias, "out": out})
         if not self.k.same_but_dim(self.v):
             raise fail("ERR_SHAPE", f"k has shape {self.k.view.shape} and v {self.v.view.shape}; "
                                     "only their channels may differ")
@@ -271,7 +278,7 @@ class _Call:
         self.k_scale = self._scales(k_scale, "k_scale")
         self.v_scale = self._scales(v_scale, "v_scale")
         self.workspace = None if workspace is None else writable(workspace, "workspace")
-        self.faults = None if faults is None else ints(faults, "faults", (0, 1))
+        self.faults = None if faults is None else word(faults, "faults")
         self.out, self.lse = out, lse
         self._lengths(packed_q, packed_kv, max_len_q, max_len_kv)
 
@@ -289,6 +296,15 @@ class _Call:
 
     def _lengths(self, packed_q: bool, packed_kv: bool, max_len_q: Optional[int],
                  max_len_kv: Optional[int]) -> None:
+        if self.pages is not None and packed_kv:
+            raise fail("ERR_INVALID_ARGUMENT", "page_table and cu_seqlens_kv are both given; with "
+                                               "pages kv_lens says how many keys there are")
+        for name, offsets, axes in (("q", self.cu_q, self.q), ("kv", self.cu_kv, self.k)):
+            end = _end_of(offsets)
+            if end > axes.seq:
+                hint = "" if self.bshd else '; [tokens, heads, dim] is layout="bshd"'
+                raise fail("ERR_SHAPE", f"cu_seqlens_{name} ends at {end}, but {name[0]} of shape "
+                                        f"{axes.view.shape} has {axes.seq} tokens{hint}")
         counts = {}
         for name, found, fewer in (("cu_seqlens_q", self.cu_q, 1), ("kv_lens", self.kv_lens, 0),
                                    ("cu_seqlens_kv", self.cu_kv, 1), ("page_table", self.pages, 0)):
@@ -334,11 +350,7 @@ class _Call:
         causal = flag(causal, "causal", '; the alignment is align="top-left"')
         features: int = (_CAUSAL if causal else 0) | (
             _LSE if flag(return_lse, "return_lse") else 0)
-        for name, given in (("window", self.window), ("mask", self.mask), ("bias", self.bias),
-                            ("alibi", self.alibi), ("softcap", self.softcap),
-                            ("sinks", self.sinks), ("kv_lens", self.kv_lens),
-                            ("packed_q", self.cu_q), ("packed_kv", self.cu_kv),
-                            ("paged", self.pages)):
+        for name, given in self._given().items():
             if given is not None:
                 features |= _FEATURES[name]
         q, k, v = self.q.view, self.k.view, self.v.view
@@ -374,14 +386,64 @@ class _Call:
             shape = (*self.q.view.shape[:-1], self.v.dim)
             self.out = empty_like_kind(like, shape, dtype_of(plan._dtype_o, self.q.view.dtype),
                                        plan.context, queue)
+            if self.cu_q is not None:  # tokens of no sequence are not written
+                fill_kind(self.out, 0, queue)
         if self.lse is None and plan._features & _LSE:
             rows: tuple[int, ...] = (self.q.heads, self.q.seq)
             if len(self.q.view.shape) == 4 and self.cu_q is None:
                 rows = (self.q.batch, *rows)
             self.lse = empty_like_kind(like, rows, dtype_of(F32), plan.context, queue)
+            if self.cu_q is not None:
+                fill_kind(self.lse, -np.inf, queue)
+
+    def _check_dtypes(self, plan: Plan) -> None:
+        of_q, of_kv, of_bias = plan._dtypes
+        for name, found, code, option in (
+                ("q", self.q.view, of_q, "dtype"), ("k", self.k.view, of_kv, "kv_dtype"),
+                ("v", self.v.view, of_kv, "kv_dtype"), ("bias", self.bias, of_bias, "bias_dtype")):
+            if found is None:
+                continue
+            if dtype_code(found.dtype, self.bits or found.bits or code == BF16, name) != code:
+                raise TypeError(f"{name} is {found.dtype}, where the plan reads {dtype_of(code)} "
+                                f"({option} of the plan)")
+
+    def _given(self) -> dict[str, Any]:
+        """Arguments that are features, by the names that these have in a plan."""
+        return {"window": self.window, "mask": self.mask, "bias": self.bias, "alibi": self.alibi,
+                "softcap": self.softcap, "sinks": self.sinks, "kv_lens": self.kv_lens,
+                "packed_q": self.cu_q, "packed_kv": self.cu_kv, "paged": self.pages}
+
+    def _check_features(self, plan: Plan) -> None:
+        """What the plan was made for is what the call brings."""
+        for name, given in self._given().items():
+            has = plan._features & _FEATURES[name]
+            if (given is not None) == (has != 0) or (has and name in ("window", "softcap")):
+                continue
+            argument = _ARGUMENTS.get(name, name)
+            option = "page_size" if name == "paged" else f"{name}=True"
+            if has:
+                raise fail("ERR_BUFFER_MISSING",
+                           f"the plan was made with {option}, so a call needs {argument}=")
+            raise fail("ERR_INVALID_ARGUMENT",
+                       f"{argument} is given, but the plan was made without {option}")
+        is_int8 = plan._dtypes[1] == I8
+        for name, scale in (("k_scale", self.k_scale), ("v_scale", self.v_scale)):
+            if is_int8 and scale is None:
+                raise fail("ERR_BUFFER_MISSING", f"k and v are int8, which needs {name}=, as "
+                                                 "clattn.quantize() returns it")
+            if scale is not None and not is_int8:
+                raise fail("ERR_INVALID_ARGUMENT", f"{name} is given, but k and v are not int8")
+        if self.pages is not None and self.k.seq != plan._page_size:
+            raise fail("ERR_SHAPE", f"k has pages of {self.k.seq} keys; the plan's page_size is "
+                                    f"{plan._page_size}")
+        if not plan.context.is_opencl and any(found.kind == CL_MEM for found in self.inputs()):
+            raise fail("ERR_INVALID_ARGUMENT", "an array lies on an OpenCL device, but the context "
+                                               "is the built-in CPU path")
 
     def fill(self, plan: Plan) -> Any:
         """The library's struct. What it points to is held by this object."""
+        self._check_dtypes(plan)
+        self._check_features(plan)
         if (self.q.dim, self.v.dim) != plan._dims:
             raise fail("ERR_SHAPE", f"q has {self.q.dim} channels and v {self.v.dim}; the plan's "
                                     f"dim is {plan._dims[0]} and its dim_v {plan._dims[1]}")
@@ -527,6 +589,7 @@ class _Call:
 
 
 _CALL_ARGUMENTS = frozenset(inspect.signature(_Call.__init__).parameters) - {"self"}
+_PLAN_ARGUMENTS = frozenset(inspect.signature(Plan.__init__).parameters) - {"self"}
 
 
 def check_queue(queue: Any) -> None:
@@ -548,6 +611,13 @@ def whose(arrays: Sequence[Any], queue: Any, context: Optional[Context],
     if queue is not None and context is None and device is None:
         return queue, defaults.of_queue(queue)
     return queue, resolve(context, device)
+
+
+def _end_of(offsets: Optional[View]) -> int:
+    """Where the last sequence ends; 0 where nobody can look."""
+    if offsets is None or not isinstance(offsets.owner, np.ndarray) or not offsets.owner.size:
+        return 0
+    return int(offsets.owner[-1])
 
 
 def _longest(offsets: View, given: Optional[int], name: str) -> int:
@@ -605,7 +675,9 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
     max_len_kv: the longest sequence, needed only where numbers lie on the device.
 
     Returns out, of q's kind, layout and dtype (or out_dtype), or (out, lse) with return_lse: lse
-    float32 [batch, heads_q, len_q], packed [heads_q, tokens]. out and lse can be given.
+    float32 [batch, heads_q, len_q], packed [heads_q, tokens]. out and lse can be given; lse alone
+    is return_lse, too. Packed tokens of no sequence are 0, their lse -inf, or stay what they are
+    in an out that is given.
 
     device: an index, "cpu", or a part of a name; context: a Context, which keeps its plans. algo
     ("fused", "split_kv", "two_loop", "fused_kv_outer", "unfused", "host", "reference"), kernel
@@ -626,7 +698,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
         layout=layout, dtype=dtype, faults=faults)
     queue, context = whose((q, k, v), queue, context, device)
     key = problem.key(causal, align, algo, kernel, precision, fallback, num_splits, out_dtype,
-                      return_lse or lse is not None)
+                      flag(return_lse, "return_lse") or lse is not None)
 
     def make() -> Plan:
         plan = Plan.__new__(Plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import dataclasses
+import operator
 import os
 import threading
 import weakref
@@ -127,14 +128,16 @@ class Context:
             if value is not None:
                 if not isinstance(value, (str, bytes, os.PathLike)):
                     raise TypeError(f"{name} is {value!r}, not a path")
+                if 0 in os.fsencode(value):
+                    raise fail("ERR_INVALID_ARGUMENT", f"{name} is {value!r}, with a NUL")
                 keep.append(ffi.new("char[]", os.fsencode(value)))
                 setattr(desc, name, keep[-1])
         for name, given in wanted.items():
             if not flag(given, name):
                 desc.flags |= getattr(lib, _FLAGS[name])
         desc.threads = integer(threads, "threads")
-        desc.cache_max_bytes = integer(cache_max_bytes, "cache_max_bytes", 0, 2**63 - 1)
-        desc.max_local_bytes = integer(max_local_bytes, "max_local_bytes", 0, 2**63 - 1)
+        desc.cache_max_bytes = integer(cache_max_bytes, "cache_max_bytes", 0, 2**64 - 1)
+        desc.max_local_bytes = integer(max_local_bytes, "max_local_bytes", 0, 2**64 - 1)
         desc.max_group = integer(max_group, "max_group", 0)
         out = ffi.new("clattn_context **")
         call(lib.clattn_context_create, desc, out)
@@ -241,10 +244,11 @@ class Context:
 
 def address(thing: Any, name: str, kind: str) -> int:
     """Of an object of pyopencl, or itself."""
-    found = thing if isinstance(thing, int) else getattr(thing, "int_ptr", None)
-    if found is None:
-        raise TypeError(f"{name} is {thing!r}, not a pyopencl.{kind}, nor the address of one")
-    return int(found)
+    try:
+        return operator.index(getattr(thing, "int_ptr", thing))
+    except TypeError:
+        raise TypeError(f"{name} is {thing!r}, not a pyopencl.{kind}, nor the address of one"
+                        ) from None
 
 
 def events_of(wait_for: Any) -> list[Any]:

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._arrays import (BF16, CL_MEM, F32, Axes, DTypeLike, View, dtype_code, dtype_of,
-                      empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view, writable)
+                      empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view, word,
+                      writable)
 from ._attention import whose
 from ._context import Context, defaults, events_of
 from ._native import call, fail, ffi, lib
@@ -68,14 +69,14 @@ def merge(parts: Sequence[Any], lses: Sequence[Any], *, sinks: Any = None, out: 
     as attention() returned them, computed without the sinks. More than 8 parts of a type other than
     float32 are rounded on the way."""
     for name, given in (("parts", parts), ("lses", lses)):
-        if not isinstance(given, (list, tuple)):
+        if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
             raise TypeError(f"{name} is {type(given).__name__}, not a list of arrays")
     if len(parts) != len(lses) or not parts:
         raise fail("ERR_SHAPE", f"{len(parts)} parts and {len(lses)} lses")
     queue, context = whose(parts, queue, context, device)
     bshd = is_bshd(layout)
     first = Axes(view(parts[0], "parts[0]"), "parts[0]", bshd)
-    bits = is_bits(dtype, first.view, "parts[0]") or first.view.bits
+    bits = is_bits(dtype, {"parts[0]": parts[0], "out": out}) or first.view.bits
     code = dtype_code(first.view.dtype, bits, "parts[0]")
     out_code = code if out_dtype is None else named_code(out_dtype, "out_dtype")
     if out is None:
@@ -84,7 +85,8 @@ def merge(parts: Sequence[Any], lses: Sequence[Any], *, sinks: Any = None, out: 
     elif out_dtype is None:
         out_code = dtype_code(view(out, "out").dtype, bits or getattr(out, "bits", False), "out")
     if lse is None:
-        lse = empty_like_kind(lses[0], tuple(lses[0].shape), dtype_of(F32), context, queue)
+        lse = empty_like_kind(lses[0], floats(lses[0], "lses[0]", (2, 3)).shape, dtype_of(F32),
+                              context, queue)
     if len(parts) > _MAX_PARTS and out_code != code:
         raise fail("ERR_UNSUPPORTED", f"more than {_MAX_PARTS} parts need an out of their type")
     waiting = list(parts)
@@ -180,7 +182,8 @@ def rotary_tables(positions: int, dim: int, base: float = 0.0
         raise fail("ERR_INVALID_ARGUMENT", f"dim is {dim}, which is odd: channels turn in pairs")
     base = number(base, "base") or 0.0
     if not 0 <= base < np.inf:
-        raise fail("ERR_INVALID_ARGUMENT", f"base is {base}, not a finite number over 0")
+        raise fail("ERR_INVALID_ARGUMENT", f"base is {base}, neither 0, which stands for 10000, "
+                                           "nor over 0 and finite")
     tables = [np.empty((positions, dim // 2), np.float32) for _ in range(2)]
     call(lib.clattn_rotary_tables, positions, dim, base,
          *(ffi.cast("float *", table.ctypes.data) for table in tables))
@@ -220,7 +223,7 @@ def rotary(x: Any, cos: Any, sin: Any, *, offsets: Any = None, start: int = 0,
     (t, t + dim/2). out may be x."""
     queue, context = whose((x,), queue, context, device)
     source = Axes(view(x, "x"), "x", is_bshd(layout))
-    bits = is_bits(dtype, source.view, "x") or source.view.bits
+    bits = is_bits(dtype, {"x": x}) or source.view.bits
     c = ffi.new("clattn_rotary_call *")
     lib.clattn_rotary_call_init(c, ffi.sizeof("clattn_rotary_call"))
     c.dtype = dtype_code(source.view.dtype, bits, "x")
@@ -253,7 +256,10 @@ def append(k_new: Any, v_new: Any, k_cache: Any, v_cache: Any, *, lens: Any = No
     """Writes new keys and values behind those that a cache holds: token i of sequence b becomes row
     lens[b] + i, of [batch, heads, capacity, dim], or with page_table of pages [pages, heads,
     page_size, dim], in place. A cache of int8 gets its scales into k_scale and v_scale. With cos
-    and sin the keys are turned on the way. The caller's lens stay as they are."""
+    and sin (rotary_tables()) the keys are turned on the way, token i to position start + offsets[b]
+    + i, or start + lens[b] + i without offsets; pairs as in rotary(). lens None: the caches are
+    empty; new_lens: how many of the new tokens of each sequence count. The caller's lens stay as
+    they are. v_new and v_cache None: keys alone."""
     queue, context = whose((k_cache, v_cache, k_new), queue, context, device)
     bshd = is_bshd(layout)
     c = ffi.new("clattn_append_call *")
@@ -267,7 +273,7 @@ def append(k_new: Any, v_new: Any, k_cache: Any, v_cache: Any, *, lens: Any = No
         cache["v_cache"] = Axes(writable(v_cache, "v_cache"), "v_cache", bshd)
     k, pool = new["k_new"], cache["k_cache"]
     codes = []
-    bits = is_bits(dtype, k.view, "k_new")
+    bits = is_bits(dtype, {"k_new": k_new, "v_new": v_new, "k_cache": k_cache, "v_cache": v_cache})
     for tensors in (new, cache):
         found = {dtype_code(a.view.dtype, bits or a.view.bits, name)
                  for name, a in tensors.items()}
@@ -311,6 +317,8 @@ def append(k_new: Any, v_new: Any, k_cache: Any, v_cache: Any, *, lens: Any = No
             _check_batch(found_ints, name, k.batch)
             found_ints.fill(getattr(c, name))
             views.append(found_ints)
+    start = integer(start, "start")
+    choose(_PAIRS, pairs, "pairs")
     if cos is not None or sin is not None:
         views += _fill_rotary(c.rotary, cos, sin, offsets, start, pairs)
         if offsets is not None:
@@ -319,7 +327,7 @@ def append(k_new: Any, v_new: Any, k_cache: Any, v_cache: Any, *, lens: Any = No
         raise fail("ERR_INVALID_ARGUMENT", "offsets and start are positions in cos and sin, which "
                                            "are not given")
     if faults is not None:
-        word = ints(faults, "faults", (0, 1))
-        word.fill(c.faults)
-        views.append(word)
+        faults_word = word(faults, "faults")
+        faults_word.fill(c.faults)
+        views.append(faults_word)
     launch("append", context.handle, c, queue, wait_for, views, [k_cache, v_cache])

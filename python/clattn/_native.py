@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from typing import Any, Callable
 
@@ -52,6 +53,30 @@ _CLASSES.update({name: _errors.InvalidArgumentError for name in (
 
 _LEVELS = {lib.CLATTN_LOG_ERROR: logging.ERROR, lib.CLATTN_LOG_WARN: logging.WARNING,
            lib.CLATTN_LOG_INFO: logging.INFO, lib.CLATTN_LOG_DEBUG: logging.DEBUG}
+
+
+class _ToStderr(logging.Handler):
+    """What $CLATTN_LOG asks for, where the program has set up no logging of its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers and logger.handlers == [self]:
+            word = {"WARNING": "warn"}.get(record.levelname, record.levelname.lower())
+            print(f"clattn {word}: {record.getMessage()}", file=sys.stderr)
+
+
+def _obey_environment(word: str) -> None:
+    levels = {"error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO,
+              "debug": logging.DEBUG}
+    if not word or logger.handlers or logger.level != logging.NOTSET:
+        return
+    logger.addHandler(_ToStderr())
+    logger.setLevel(levels.get(word.lower(), logging.WARNING))
+    if word.lower() not in levels:
+        logger.warning("CLATTN_LOG is %.40r, neither error, warn, info nor debug: taken as warn",
+                       word)
+
+
+_obey_environment(os.environ.get("CLATTN_LOG", ""))
 
 
 class _Said(threading.local):

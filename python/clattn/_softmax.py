@@ -61,9 +61,10 @@ def softmax(x: Any, *, scale: Optional[float] = None, algo: Optional[str] = None
     algo: "online" (the default), "safe", or "naive", which overflows. path: "opencl", "host" or
     "reference" instead of what suits. out may be x. Returns out, or (out, lse) with return_lse.
     """
+    return_lse = flag(return_lse, "return_lse") or lse is not None
     source = view(x, "x")
     rows, length, stride = _rows(source, "x")
-    bits = is_bits(dtype, source, "x") or source.bits
+    bits = is_bits(dtype, {"x": x, "out": out}) or source.bits
     code = dtype_code(source.dtype, bits, "x")
     out_code = code
     if out_dtype is not None:
@@ -72,7 +73,7 @@ def softmax(x: Any, *, scale: Optional[float] = None, algo: Optional[str] = None
         out_code = dtype_code(view(out, "out").dtype, bits or getattr(out, "bits", False), "out")
     queue, context = whose((x,), queue, context, device)
     key = ("softmax", choose(_ALGOS, algo, "algo"), choose(_PATHS, path, "path"), code, out_code,
-           lib.CLATTN_SOFTMAX_LSE if flag(return_lse, "return_lse") else 0,
+           lib.CLATTN_SOFTMAX_LSE if return_lse else 0,
            0 if flag(fallback, "fallback") else lib.CLATTN_NO_FALLBACK)
     plan: _SoftmaxPlan = context.plan(key, lambda: _SoftmaxPlan(context, key))
 

@@ -12,7 +12,7 @@ from ._native import fail
 
 def flag(value: Any, name: str, instead: str = "") -> bool:
     """A text is always true, which is seldom what was meant."""
-    if isinstance(value, (int, np.bool_)) and value in (0, 1):
+    if isinstance(value, (int, np.integer, np.bool_)) and value in (0, 1):
         return bool(value)
     raise TypeError(f"{name} is {value!r}, not True or False{instead}")
 
@@ -21,13 +21,17 @@ def number(value: Any, name: str) -> Optional[float]:
     if value is None:
         return None
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}, not a number") from None
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise TypeError(f"{name} is {value!r}, not a number of double precision")
 
 
 def integer(value: Any, name: str, least: int = -2**31, most: int = 2**31 - 1) -> int:
     try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
         found = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is {value!r}, not a whole number") from None

@@ -117,6 +117,31 @@ class Log(unittest.TestCase):
         self.assertTrue(all(record.name == "clattn" for record in seen.records))
         self.assertTrue(any("host" in line for line in seen.output), seen.output)
 
+    def test_environment(self):
+        """$CLATTN_LOG shows messages where the program has no logging of its own, once."""
+        script = ("import sys, logging\n"
+                  "if sys.argv[1] == 'own': logging.basicConfig(stream=sys.stdout, level=20)\n"
+                  "import numpy, clattn\n"
+                  "if sys.argv[1] == 'late': logging.basicConfig(stream=sys.stdout)\n"
+                  "x = numpy.ones((1, 1, 2, 4), numpy.float32)\n"
+                  "clattn.attention(x, x, x, device='cpu')\n")
+
+        def said(word, how=""):
+            env = {**os.environ, "CLATTN_LOG": word}
+            done = subprocess.run([sys.executable, "-c", script, how], env=env, check=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            return done.stderr, done.stdout
+        err, out = said("info")
+        self.assertRegex(err, r"\Aclattn info: plan: f32, .*; why: ")
+        self.assertEqual((err.count("plan: "), out), (1, ""))
+        self.assertEqual(said("INFO")[0].count("plan: "), 1)
+        for word in ("", "error", "warn"):
+            self.assertEqual(said(word), ("", ""))
+        self.assertRegex(said("loud")[0], r"\Aclattn warn: CLATTN_LOG is 'loud', .*\n\Z")
+        for how in ("own", "late"):
+            err, out = said("info", how)
+            self.assertEqual((err, out.count("plan: ")), ("", 1), how)
+
     def test_an_error_is_an_exception_and_no_message(self):
         with self.assertNoLogs("clattn", logging.WARNING) if hasattr(self, "assertNoLogs") \
                 else self.subTest():

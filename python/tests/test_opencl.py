@@ -122,7 +122,8 @@ class PyOpenCL(unittest.TestCase):
             at += x.nbytes
         result = pyopencl.Buffer(self.context, flags.WRITE_ONLY, Q.nbytes)
         out = clattn.DeviceArray(result, Q.shape, Q.dtype)
-        got = clattn.attention(*parts, causal=True, out=out, queue=queue, wait_for=[filled])
+        got = clattn.attention(*parts, causal=True, out=out, queue=queue,
+                               wait_for=(event for event in [filled]))
         self.assertIs(got, out)
         back = np.empty(Q.shape, Q.dtype)
         copied = pyopencl.enqueue_copy(queue, back, result, is_blocking=False, wait_for=out.events)
