@@ -12,6 +12,7 @@
 struct workspace {
     float *floats;
     size_t bytes; // guards included; 0: the call needs none
+    size_t rear;  // floats of the guard behind it
     clattn_buf buf;
 };
 

@@ -62,11 +62,10 @@ CHANGES = [
      ["split_kv_group"]),
     ("split_kv_group.cl", "|| d >= DIM_V)", ")", ["split_kv_group"]),
     ("group_load.clh", "key < end - first", "true", ["fused_group"]),
-    ("group_load.clh", "if ((int)r < at->rows)\n                x =", "x =", ["fused_group"]),
     ("mask.clh", "return (int)clamp((long)i + a->win_hi + 1, 0L, (long)a->len_kv);",
      "return (int)clamp((long)i + a->win_hi + 1, 0L, (long)a->len_kv + 1);", ["fused_vector"]),
     ("split_kv_vector.cl", "n < rows->real", "n < TILE_Q", ["split_kv_vector"]),
-    ("vector_tile.clh", "clamp(rows->real - v * W, 0, W)", "W", ["fused_vector"]),
+    ("vector_tile.clh", "if (n + 1 < t->real && ++h ==", "if (++h ==", ["fused_vector"]),
     ("vector_tile.clh", "const int real = min(RK, t->keys - j);", "const int real = RK;",
      ["fused_vector"]),
     ("vector_tile.clh", "(r < real ? t->k_stride : 0)", "t->k_stride", ["fused_vector"]),
@@ -123,10 +122,12 @@ def changes(kernels):
         yield Fault(file, name, text.replace(there, instead), tests)
 
 
-def run(simulator, test, kernels):
+def run(simulator, test, kernels, pairs):
     """The first line that says that something is wrong, "" where all is well; or None without
     Oclgrind. The program is stopped there."""
-    env = dict(os.environ, OCLGRIND_DATA_RACES="1", CLATTN_KERNEL_DIR=kernels)
+    # Some show only where two values of literals meet.
+    env = dict(os.environ, OCLGRIND_DATA_RACES="1", CLATTN_KERNEL_DIR=kernels,
+               **({"CLATTN_TEST_PAIRS": "1"} if pairs else {}))
     with subprocess.Popen([simulator, "oclgrind", test], env=env, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors="replace") as p:
         ran = False
@@ -144,7 +145,7 @@ def run(simulator, test, kernels):
     return f"exit status {status}" if status else ""
 
 
-def try_fault(simulator, kernels, fault):
+def try_fault(simulator, kernels, fault, pairs):
     begin = time.monotonic()
     said = ""
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +154,7 @@ def try_fault(simulator, kernels, fault):
         with open(os.path.join(copy, fault.file), "w", encoding="utf-8") as f:
             f.write(fault.text)
         for test in fault.tests:
-            said = run(simulator, test, copy)
+            said = run(simulator, test, copy, pairs)
             if said != "":
                 said = said and f"{test}: {said}"
                 break
@@ -177,7 +178,7 @@ def main():
 
     # A fault that is "noticed" where nothing is wrong says nothing.
     for test in sorted({t for f in faults for t in f.tests}):
-        said = run(options.simulator, test, options.kernels)
+        said = run(options.simulator, test, options.kernels, options.long)
         if said is None:
             print("no Oclgrind device")
             return SKIP_STATUS
@@ -186,7 +187,7 @@ def main():
 
     missed = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        jobs = [(f, pool.submit(try_fault, options.simulator, options.kernels, f))
+        jobs = [(f, pool.submit(try_fault, options.simulator, options.kernels, f, options.long))
                 for f in faults]
         for fault, job in jobs:
             said, seconds = job.result()
