@@ -45,7 +45,7 @@ struct clattn_context {
 // nothing of theirs may be touched, not even to release it.
 bool cla_context_lost(const clattn_context *ctx);
 
-// The same; of a lost context `what` (or NULL), which cannot be destroyed, is kept to the end.
+// The same, and keeps `what` (may be NULL) in reach to the end where the context is lost.
 bool cla_context_leaves(const clattn_context *ctx, void *what);
 
 // CLATTN_OK; for a lost context CLATTN_ERR_NO_OPENCL, with the reason in the log.

@@ -178,6 +178,10 @@ void cla_ocl_close(struct cla_ocl **pocl)
     struct cla_ocl *ocl = *pocl;
     *pocl = NULL;
     free_functions(ocl->functions);
+    for (int i = 0; i < CLA_FAILED_MARKERS; i++) {
+        if (ocl->failed[i])
+            ocl->cl->ReleaseEvent(ocl->failed[i]);
+    }
     cla_programs_destroy(&ocl->programs);
     cla_cache_close(&ocl->cache);
     if (ocl->queue)

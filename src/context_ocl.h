@@ -10,6 +10,8 @@
 struct cla_function;
 struct cla_kernels;
 
+enum { CLA_FAILED_MARKERS = 16 };
+
 struct cla_ocl {
     struct cla_cl *cl;
     cl_device_id device;
@@ -20,6 +22,9 @@ struct cla_ocl {
     struct cla_cache *cache; // NULL = none
     struct cla_programs *programs;
     struct cla_function *functions; // of cla_ocl_function(), guarded by the context's mutex
+    // Markers behind the last jobs of the CPU path that failed, likewise (algo/host_ocl.c).
+    cl_event failed[CLA_FAILED_MARKERS];
+    unsigned num_failed;
 };
 
 // The text of a kernel file, expanded, built with `options` for this context's device.

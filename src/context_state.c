@@ -14,7 +14,7 @@ bool cla_context_lost(const clattn_context *ctx)
     return ctx->ocl && (ctx->forks != cla_os_forks() || cla_os_is_ending());
 }
 
-// What nobody can destroy any more. It stays in reach, since LeakSanitizer, which looks behind the
+// What nobody can destroy any more. It stays in reach, since LeakSanitizer, which runs after the
 // handlers of atexit(), could not tell it from a leak.
 struct left {
     struct left *next;

@@ -477,8 +477,8 @@ static int rank_subgroup(const struct cla_problem *p, const struct cla_caps *cap
                          struct cla_tile *out, int max, struct cla_notes *refusals)
 {
     if (caps->subgroups == CLA_SUBGROUPS_NONE) {
-        cla_note(refusals, "%s, subgroup shape: the device has no sub-groups, or neither their "
-                 "size can be asked for nor values shuffled", who(p));
+        cla_note(refusals, "%s, subgroup shape: the device has no sub-groups that tell their size "
+                 "and shuffle values", who(p));
         return 0;
     }
     // Tiles for the fewest keys have too few items in a row.

@@ -183,6 +183,21 @@ static void end_event(clattn_context *ctx, cl_event event, cl_int status)
         cl->SetUserEventStatus(event, CL_OUT_OF_RESOURCES);
 }
 
+// PoCL 3.1 looks at a marker once more when what is in front of it on the queue is done, also where
+// the marker has failed and is gone by then. So the last ones that failed are held.
+static void hold_marker(struct host_job *job)
+{
+    struct cla_ocl *ocl = job->ctx->ocl;
+    cla_mutex_lock(job->ctx->mutex);
+    cl_event *place = &ocl->failed[ocl->num_failed++ % CLA_FAILED_MARKERS];
+    const cl_event oldest = *place;
+    *place = job->behind;
+    job->behind = NULL;
+    cla_mutex_unlock(job->ctx->mutex);
+    if (oldest)
+        ocl->cl->ReleaseEvent(oldest);
+}
+
 // On the worker: does the work, and sets the user event whatever happened.
 static void run_job(void *arg)
 {
@@ -195,6 +210,8 @@ static void run_job(void *arg)
     if (job->status == CLATTN_OK)
         map_and_compute(job);
     end_event(ctx, job->finished, job->status == CLATTN_OK ? CL_COMPLETE : CL_OUT_OF_RESOURCES);
+    if (job->status != CLATTN_OK)
+        hold_marker(job);
     job_free(job);
     cla_context_job_ended(ctx);
 }
@@ -206,7 +223,8 @@ static void hand_over(struct host_job *job)
         run_job(job);
 }
 
-// The context may be gone where the enqueue has failed.
+// The context may be gone where the enqueue has failed. What is left of the job stays where a
+// driver does not call back for an event that failed (PoCL 3.1).
 static void give_up_part(struct host_job *job)
 {
     if (atomic_fetch_sub(&job->parts, 1) > 1)
@@ -272,8 +290,7 @@ clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_w
     }
     // Later commands of an in-order queue wait here. The caller's `done` is the user event itself:
     // Intel's CPU runtime lets a marker succeed behind an event that failed. The marker comes last,
-    // and is held until the job is over: PoCL 3.1 aborts where its user event fails before what is
-    // in front of it is done, or where it is gone by then.
+    // so that nobody waits for a job that will not begin.
     CLA_CL(cl->EnqueueMarkerWithWaitList(submit->queue, 1, &finished, &job->behind));
     cla_context_job_began(ctx);
     give_up_part(job);

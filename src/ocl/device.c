@@ -371,7 +371,10 @@ static clattn_status platform_devices(const struct cla_cl *cl, const struct cla_
     free(found);
     platform_text(cl, log, platform, name, sizeof name);
     if (code == CL_SUCCESS || code == CL_DEVICE_NOT_FOUND)
-        cla_logf(log, CLATTN_LOG_INFO, "platform %s has no devices", name);
+        cla_logf(log, CLATTN_LOG_INFO, "platform %s has no devices%s", name,
+                 strncmp(name, "rusticl", 7) == 0
+                     ? ": it takes the drivers that RUSTICL_ENABLE names (iris, radeonsi, ...)"
+                     : "");
     else // one broken platform does not hide the others
         cla_logf(log, CLATTN_LOG_WARN, "platform %s was passed over: clGetDeviceIDs: %s (%d)",
                  name, cla_cl_error_name(code), (int)code);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "util/log.h"
 
-#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +36,7 @@ static const clattn_log_level *level_named(const char *word)
     for (int i = 0; i < NUM_LEVELS; i++) {
         const char *name = levels[i].name;
         size_t k = 0;
-        while (name[k] && tolower((unsigned char)word[k]) == name[k])
+        while (name[k] && (word[k] == name[k] || word[k] - 'A' == name[k] - 'a'))
             k++;
         if (!name[k] && !word[k])
             return &levels[i].level;

@@ -48,7 +48,10 @@ class Bench(Folder):
             if args:
                 pairs = [sum(i + 21 for i in range(70)), sum(range(1, 9))]
             for row, pair in zip(rows, pairs):
-                self.assertIn("CPU", row["device"]["name"])
+                self.assertIn("CPU", row["device"].pop("name"))
+                self.assertEqual(row["device"].pop("type"), "built-in CPU path")
+                self.assertEqual(row["device"].pop("platform"), "clattn")
+                self.assertEqual(list(row["device"]), ["index"])
                 self.assertEqual((row["algo"], row["dtype"]), ("host", "f32"))
                 self.assertIs(row["causal"], bool(args))
                 self.assertTrue(row["kernel"])
@@ -380,6 +383,12 @@ class Bench(Folder):
         titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
         self.assertEqual([titles.count(name) for name in ("host", "softmax_online", "fused")],
                          [2, 2, 0])
+        self.assertIn("attention 1,1,1,N,N,8", "".join(root.itertext()))
+        self.run_ok("--shape=1,1,1,9,8,8", "--sweep=len_kv=16,32", "--runs=1", *CPU, "--plot", path,
+                    program=PROGRAMS.bench)
+        drawn = "".join(xml.etree.ElementTree.parse(path).getroot().itertext())
+        self.assertIn("attention 1,1,1,9,N,8", drawn)
+        self.assertIn("len_kv: number of keys, N", drawn)
         self.assertEqual([name for name in os.listdir(self.dir) if "plot" in name or
                           name.startswith(".clattn")], ["plot.svg"])
         path = os.path.join(self.dir, "plot.png")

@@ -125,7 +125,7 @@ class Probe(ProbeCase):
         done = self.probe(env=env)
         self.assertEqual(done.returncode, 1)
         self.assertIn("0 of 0 OpenCL devices work; the built-in CPU path remains", done.stdout)
-        self.assertIn("looked for", done.stdout)
+        self.assertIn("how OpenCL was looked for\n", done.stdout)
         report = self.report(code=1, env=env)
         self.assertEqual(report["opencl_devices"], 0)
         self.assertTrue(report["messages"])
@@ -177,6 +177,10 @@ class Probe(ProbeCase):
             self.assertIn(shape, text)
         self.assertIn("LOCAL BYTES", text)
         self.assertIn(f"nothing serves {shapes[2]}\nnothing serves {shapes[3]}\n", text)
+        # Two of them have the same tile.
+        text = self.probe("--device", "cpu", *(f"--shape={b},1,1,4,4,8" for b in (1, 2)),
+                          "--shape=1,1,1,4,4,256").stdout
+        self.assertRegex(text, r"reason for 1,1,1,4,4,8; 2,1,1,4,4,8: ")
 
     def test_self_test(self):
         report = self.report("--device", "cpu", "--self-test=small", "--dim=16")

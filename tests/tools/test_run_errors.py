@@ -41,6 +41,7 @@ class RunErrors(Folder):
             self.bad(*INPUTS, option, says=[option[:-1], "empty"])
 
     def test_values(self):
+        self.bad(*INPUTS, "--window=5", says=["-1 up, as in 4,0"])
         for option, values in (
                 ("--scale", ("x", "1x", " 1", "1 ", "nan", "inf", "-inf", "1e39", "1e999", "1,5")),
                 ("--tolerance", ("x", "-1", "nan", "inf", "1e-5 ")),

@@ -58,10 +58,15 @@ class TuneDevices(Folder):
             one, two = self.lines(device, "--shape", MANY, "--shape", FEW, "--causal",
                                   "--algo=fused", "--dry-run")
             self.assertEqual(one["shape"], [1, 2, 1, 40, 300, 16, 16])
+            self.assertEqual(list(one["device"]), ["index", "type", "platform", "name"])
+            self.assertIn(device, (one["device"]["platform"] + one["device"]["name"]).lower())
             self.assertIs(one["causal"], True)
             self.assertEqual((one["algo"], two["algo"]), ("fused", "fused"))
             self.assertGreater(len(one["candidates"]), 2)
             self.assertEqual({c["status"] for c in one["candidates"]}, {"candidate"})
+            self.assertEqual([c["planner"] for c in one["candidates"]].index(True), 0)
+            self.assertEqual(sum(c["planner"] for c in one["candidates"]), 1)
+            self.assertIsNone(one["ratio"])
             self.assertFalse(os.path.exists(self.file))
             text = self.run_ok("--shape", MANY, "--algo=fused", "--dry-run", "--device", device,
                                program=PROGRAMS.tune)

@@ -8,11 +8,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "progress.h"
 
 static const char *program_name = "clattn";
+
+// The case does not matter, and no locale has a say in that.
+static bool is_word(const char *text, const char *word)
+{
+    while (*word && (*text == *word || *text - 'A' == *word - 'a')) {
+        text++;
+        word++;
+    }
+    return !*text && !*word;
+}
 
 // $CLATTN_LOG, which the library itself reads only where there is no callback.
 static clattn_log_level env_level(void)
@@ -21,7 +30,7 @@ static clattn_log_level env_level(void)
     const char *env = getenv("CLATTN_LOG");
 
     for (int i = 0; env && i < 4; i++) {
-        if (strcasecmp(env, names[i]) == 0)
+        if (is_word(env, names[i]))
             return (clattn_log_level)(i + 1);
     }
     return (clattn_log_level)0;

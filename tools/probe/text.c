@@ -483,7 +483,7 @@ static void print_end(const json_t *report, const struct probe_options *opt)
             working++;
     }
     if (json_array_size(messages) > 0 || json_array_size(json_object_get(report, "failures")) > 0)
-        line_in("1", "how OpenCL was found");
+        line_in("1", "how OpenCL was looked for");
     print_failures(json_object_get(report, "failures"), "  listing the OpenCL devices: ");
     if (json_is_integer(count) && json_integer_value(count) == 0)
         print_looked_for(messages);

@@ -89,7 +89,7 @@ const char *const run_help_all[] = {
     "                        value\n"
     "  --scale X             factor of the scores; default 1 / sqrt(dim)\n"
     "\n"
-    "Sequences of their own lengths; files of int32, but for pages int64 as well:\n"
+    "Sequences of their own lengths; files of int32 or int64, pages int32 alone:\n"
     "  --kv-lens FILE        [batch]: how many keys each sequence has of those in\n"
     "                        the file\n"
     "  --cu-seqlens-q FILE   [batch + 1]: where each sequence's queries begin, and\n"

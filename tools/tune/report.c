@@ -80,6 +80,7 @@ static void print_json(const struct tool_session *s, const struct tune_item *ite
     const int32_t shape[7] = {p->batch, p->heads_q, p->heads_kv, p->len_q, p->len_kv, p->dim_qk,
                               p->dim_v};
     json_t *o = json_object(), *extents = json_array(), *list = json_array();
+    bool has_ratio = item->resumed;
 
     for (int i = 0; i < 7; i++)
         json_array_append_new(extents, json_integer(shape[i]));
@@ -87,6 +88,8 @@ static void print_json(const struct tool_session *s, const struct tune_item *ite
         const struct tune_candidate *c = &item->tile[i];
         json_t *one = json_tile(&c->tile);
         json_object_set_new(one, "status", json_string(state_words[c->state]));
+        json_object_set_new(one, "planner", json_boolean(i == 0));
+        has_ratio = has_ratio || c->state == TUNE_MEASURED;
         if (c->state == TUNE_MEASURED) {
             json_object_set_new(one, "max_error", tool_json_real(c->max_error));
             json_object_set_new(one, "ms", tool_json_real(c->ms));
@@ -106,7 +109,7 @@ static void print_json(const struct tool_session *s, const struct tune_item *ite
     json_object_set_new(o, "resumed", json_boolean(item->resumed));
     json_object_set_new(o, "stopped", json_boolean(item->stopped));
     json_object_set_new(o, "tile", item->best.kernel ? json_tile(&item->best) : json_null());
-    json_object_set_new(o, "ratio", tool_json_real(item->ratio));
+    json_object_set_new(o, "ratio", has_ratio ? tool_json_real(item->ratio) : json_null());
     if (item->resumed || item->written)
         json_object_set_new(o, "file", tool_json_text(file));
     json_object_set_new(o, "candidates", list);
