@@ -246,12 +246,24 @@ static void test_life(void **state)
     assert_false(out.wrong);
 }
 
+// The callback of an enqueue that failed comes when the context is gone.
+static void test_dropped(void **state)
+{
+    (void)state;
+    char left[128] = "";
+    for (int i = 0; i < SPY_OBJECT_COUNT; i++)
+        atomic_store(&spy->objects[i], 0);
+    assert_int_equal(life_application_dropped(), CLATTN_ERR_OUT_OF_MEMORY);
+    if (leaks(left, sizeof left))
+        fail_msg("left over:%s", left);
+}
+
 // ---- main ---------------------------------------------------------------------------------------
 
 int main(int argc, char **argv)
 {
     struct test_device devices[DEVICES_MAX];
-    struct CMUnitTest tests[LIVES];
+    struct CMUnitTest tests[LIVES + 1];
     int count = 0, status;
     if (!devices_open(devices, &count))
         return 1;
@@ -262,6 +274,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < LIVES; i++)
         tests[i] = (struct CMUnitTest){.name = lives[i].name, .test_func = test_life,
                                        .initial_state = (void *)&lives[i]};
+    tests[LIVES] = (struct CMUnitTest){.name = "dropped", .test_func = test_dropped};
     if (!lives_begin())
         return 1;
     if (argc > 1)

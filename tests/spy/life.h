@@ -42,6 +42,10 @@ struct outcome {
 // then; the life goes on to its end.
 struct outcome live(const struct life *life, void (*over)(void));
 
+// An enqueue of the CPU path that fails when the callback that begins its work is set already; what
+// the context and the plan leave behind, which go before that callback comes. Its status.
+clattn_status life_application_dropped(void);
+
 // The right results, and a folder for compiled programs in the current one; false on failure.
 bool lives_begin(void);
 void lives_end(void);

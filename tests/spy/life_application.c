@@ -112,19 +112,9 @@ static void take_over(cl_event event)
     clReleaseEvent(event);
 }
 
-// Attention behind an event of the application, and behind it a merge of its O alone, which is O.
-// Both may fail at once, or by their events.
-static clattn_status enqueue_both(const struct world *w)
+static clattn_attention_call attention_call(void)
 {
-    const clattn_tensor part = {.buf = buf(O)};
-    const clattn_buf part_lse = buf(LSE);
-    cl_command_queue queue = queue_of(w);
     clattn_attention_call call;
-    clattn_merge_call merge;
-    cl_event done = NULL, merged = NULL;
-    cl_int code;
-    cl_event gate = clCreateUserEvent(app.context, &code);
-    must(code, "event");
     clattn_attention_call_init(&call, sizeof call);
     call.batch = BATCH;
     call.len_q = LEN_Q;
@@ -135,6 +125,22 @@ static clattn_status enqueue_both(const struct world *w)
     call.o.buf = buf(O);
     call.lse = buf(LSE);
     call.workspace = buf(WORKSPACE);
+    return call;
+}
+
+// Attention behind an event of the application, and behind it a merge of its O alone, which is O.
+// Both may fail at once, or by their events.
+static clattn_status enqueue_both(const struct world *w)
+{
+    const clattn_tensor part = {.buf = buf(O)};
+    const clattn_buf part_lse = buf(LSE);
+    cl_command_queue queue = queue_of(w);
+    const clattn_attention_call call = attention_call();
+    clattn_merge_call merge;
+    cl_event done = NULL, merged = NULL;
+    cl_int code;
+    cl_event gate = clCreateUserEvent(app.context, &code);
+    must(code, "event");
     clattn_merge_call_init(&merge, sizeof merge);
     merge.num_parts = 1;
     merge.batch = BATCH;
@@ -182,6 +188,39 @@ void life_application(struct world *w, struct outcome *out)
     life_check(w, out, lse, life_data.want_lse, NUM_LSE);
 }
 
+clattn_status life_application_dropped(void)
+{
+    static const struct life life = {.kind = LIFE_APPLICATION, .algo = CLATTN_ALGO_HOST};
+    struct world w = {.life = &life};
+    struct spy *spy = spy_control();
+    clattn_context_desc context;
+    clattn_attention_desc desc;
+    cl_event done = NULL;
+    cl_int code;
+    open_application();
+    cl_event gate = clCreateUserEvent(app.context, &code);
+    must(code, "event");
+    life_context_desc(&w, &context);
+    must(clattn_context_create_opencl(&context, app.context, app.device, app.in_order, &w.ctx),
+         "context");
+    life_attention_desc(&life, &desc);
+    must(clattn_attention_plan_create(w.ctx, &desc, &w.plan[0]), "plan");
+    const clattn_attention_call call = attention_call();
+    spy->fail_on = SPY_EnqueueMarkerWithWaitList;
+    spy->fail_code = CL_OUT_OF_RESOURCES;
+    spy->fail_at = 2;
+    atomic_store(&spy->calls, 0);
+    const clattn_status st =
+        clattn_attention_enqueue(w.plan[0], &call, app.in_order, 1, &gate, &done);
+    spy->fail_at = 0;
+    clattn_plan_destroy(&w.plan[0]);
+    clattn_context_destroy(&w.ctx);
+    must(clSetUserEventStatus(gate, CL_COMPLETE), "event");
+    clFinish(app.in_order);
+    clReleaseEvent(gate);
+    return done ? CLATTN_ERR_INTERNAL : st;
+}
+
 #else
 
 // A build without OpenCL has nobody to be the guest of.
@@ -193,6 +232,11 @@ void life_application(struct world *w, struct outcome *out)
 
 void life_application_end(void)
 {
+}
+
+clattn_status life_application_dropped(void)
+{
+    return CLATTN_ERR_UNSUPPORTED;
 }
 
 #endif
