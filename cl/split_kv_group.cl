@@ -35,7 +35,7 @@ INLINE void store_part(const struct sums *sum, const struct cla_fwd_args *a, con
             uint quad = GROUP_VALUE_QUAD(item, c);
             int d = chunk * CHUNK_D + 4 * (int)quad;
             float4 x = sum->o[n][chunk * GROUP_VALUES + c];
-            x = l == 0.0f ? (float4)(0.0f) : x / l * unscale;
+            x = l == 0.0f ? (float4)(0.0f) : finite_mean4(x / l * unscale, x);
             if (quad >= GROUP_CHUNK_QUADS || d >= DIM_V)
                 continue;
             if (DIM_V % 4 == 0 && is_aligned(a)) {

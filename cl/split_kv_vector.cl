@@ -19,6 +19,8 @@
 #include "vector_walk.clh"
 #include "split.clh"
 
+DEFINE_FINITE_MEAN(finite_mean1, float, int, as_float, as_int)
+
 // O, m and l of the rows of the tile to the workspace, `row` is the first. Element by element: a
 // part is long enough for that not to count.
 static inline void store_part(const struct sums *s, const struct cla_fwd_args *a,
@@ -31,8 +33,10 @@ static inline void store_part(const struct sums *s, const struct cla_fwd_args *a
         const float l = ((const float *)&s->l[v])[lane];
         __global float *o = workspace + part_o_at(a, row + n, part);
         __global float *ml = workspace + part_ml_at(a, row + n, part);
-        for (int d = 0; d < DIM_V; ++d)
-            o[d] = l == 0.0f ? 0.0f : ((const float *)&s->o[d * QV + v])[lane] / l * unscale;
+        for (int d = 0; d < DIM_V; ++d) {
+            const float x = ((const float *)&s->o[d * QV + v])[lane];
+            o[d] = l == 0.0f ? 0.0f : finite_mean1(x / l * unscale, x);
+        }
         ml[0] = ((const float *)&s->m[v])[lane];
         ml[1] = l;
     }

@@ -344,7 +344,7 @@ static bool few_store_row(const struct few *t, int32_t r, const vf *o, float l)
     const vi empty = (vi)(vec_splat(l) == vec_splat(0.0f));
     vf bad = vec_splat(0.0f);
     for (int32_t c = 0; c < t->vecs_v; c++) {
-        const vf x = o[c * t->n + r] * inverse * unscale;
+        const vf x = vec_finite_mean(o[c * t->n + r] * inverse * unscale, o[c * t->n + r]);
         bad = vec_fma((vf)(~empty & (vi)x), vec_splat(0.0f), bad);
     }
     float sum = 0.0f;
@@ -356,7 +356,8 @@ static bool few_store_row(const struct few *t, int32_t r, const vf *o, float l)
     int32_t dtype;
     void *row = few_o_row(t, r, &dtype);
     for (int32_t c = 0; c < t->vecs_v; c++) {
-        const vf x = (vf)(~empty & (vi)(o[c * t->n + r] * inverse * unscale));
+        const vf mean = vec_finite_mean(o[c * t->n + r] * inverse * unscale, o[c * t->n + r]);
+        const vf x = (vf)(~empty & (vi)mean);
         if (t->dim_v >= W)
             vec_store_as(row, few_at(c, t->dim_v), dtype, x);
         else

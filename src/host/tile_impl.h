@@ -287,7 +287,8 @@ VEC_INLINE vf store_o_rows(const struct tile *t, const vf *o, int32_t v, const s
         VEC_UNROLL
         for (int32_t i = 0; i < W; i++) {
             // The order keeps O / l of large V from overflowing on the way.
-            block[i] = (vf)(shown & (vi)(o[(d + i) * QV + v] * inverse * unscale));
+            const vf x = o[(d + i) * QV + v];
+            block[i] = (vf)(shown & (vi)vec_finite_mean(x * inverse * unscale, x));
             bad[i % 2] = vec_fma(block[i] * reach, vec_splat(0.0f), bad[i % 2]);
         }
         vec_transpose(block);
@@ -301,7 +302,8 @@ VEC_INLINE vf store_o_rows(const struct tile *t, const vf *o, int32_t v, const s
         }
     }
     for (; d < t->dim_v; d++) {
-        const vf x = (vf)(shown & (vi)(o[d * QV + v] * inverse * unscale));
+        const vf sum = o[d * QV + v];
+        const vf x = (vf)(shown & (vi)vec_finite_mean(sum * inverse * unscale, sum));
         bad[0] = vec_fma(x * reach, vec_splat(0.0f), bad[0]);
         for (int32_t i = 0; i < rows; i++)
             store_as(row[i], d, dtype, x[i]);

@@ -126,6 +126,15 @@ VEC_INLINE vf vec_select(vi mask, vf a, vf b)
     return (vf)((mask & (vi)a) | (~mask & (vi)b));
 }
 
+// The mean of finite values is finite, but rounding can take one near FLT_MAX past it: then
+// +-FLT_MAX, whose bits are in front of those of infinity. `x` is what the mean was made of.
+VEC_INLINE vf vec_finite_mean(vf mean, vf x)
+{
+    const vi past = (vi)(((vi)mean & 0x7fffffff) == 0x7f800000);
+    const vi finite = (vi)(((vi)x & 0x7f800000) != 0x7f800000);
+    return (vf)((vi)mean + (past & finite)); // true is -1
+}
+
 // a > b ? a : b. A NaN in b passes. A NaN in a passes on Arm and is dropped elsewhere; callers are
 // right either way.
 VEC_INLINE vf vec_max(vf a, vf b)

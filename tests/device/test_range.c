@@ -255,12 +255,12 @@ static void test_values(void **state)
 {
     const struct test_target *t = *state;
     int failed = 0;
-    for (int way = 0; way < 5; way++) {
+    for (int way = 0; way < 7; way++) {
         struct feature_case c = plain("values of +-FLT_MAX");
         struct feature_data d;
-        c.exp_q = way == 2 ? 5 : 0;
+        c.exp_q = way == 2 || way >= 5 ? 5 : 0; // one key of a tile or part counts, then another
         c.mask.used = way == 3;
-        c.num_splits = way == 4 ? 3 : 0;
+        c.num_splits = way == 4 || way == 5 ? 3 : way == 6 ? 7 : 0;
         feature_inputs(&c, &d);
         for (size_t n = 0; n < values(&c); n++) {
             const size_t j = n / (size_t)c.dim_v, channel = n % (size_t)c.dim_v;
