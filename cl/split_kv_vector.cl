@@ -19,7 +19,7 @@
 #include "vector_walk.clh"
 #include "split.clh"
 
-DEFINE_FINITE_MEAN(finite_mean1, float, int, as_float, as_int)
+DEFINE_FINITE(finite1, finite_mean1, float, int, as_float, as_int)
 
 // O, m and l of the rows of the tile to the workspace, `row` is the first. Element by element: a
 // part is long enough for that not to count.
