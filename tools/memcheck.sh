@@ -4,7 +4,7 @@
 #
 #   tools/memcheck.sh BUILD          a small selection, for seconds
 #   tools/memcheck.sh --long BUILD   the unit tests without OpenCL and the programs of the CPU path
-#                                    but forks, for an hour
+#                                    but forks and long rows, for an hour
 #
 # BUILD is a build folder with tests, without sanitizers.
 set -euo pipefail
@@ -66,11 +66,11 @@ if [ "$long" = no ]; then
   run test_edges cpu
 else
   cd "$build"
-  # host_features takes more than an hour here, and goes the ways of the others.
+  # host_features and long rows take more than an hour each, and go the ways of the others.
   unit='host|host_dot|plan|problem|call_features|tile|ladder|ref|half|quantize'
   unit+='|softmax_merge|struct_size|log|os'
   mapfile -t programs < <(meson test --no-rebuild --suite unit --suite device --list 2>/dev/null |
-    sed 's|.* / ||' | grep -v '^fork cpu$' |
+    sed 's|.* / ||' | grep -Ev '^(fork|long) cpu$' |
     grep -E " cpu\$|^($unit)\$")
   meson test --no-rebuild --num-processes 1 --timeout-multiplier 40 --logbase memcheck \
     --wrapper "${memcheck[*]}" "${programs[@]}" || failed=1

@@ -21,7 +21,9 @@ cd "$(dirname "$0")/.."
 # Long ones first, since two run at a time; each makes the builds that it needs.
 steps=(intel sanitize pocl oclgrind llvmpipe host fuzz gpu_compile pocl-cbs no-opencl minilm
        install python)
-full_steps=(threads random failures packages cross fresh) # with --full only, or by their names
+# With --full only, or by their names.
+full_steps=({random,combined,dims}-{pocl,intel,llvmpipe} random threads failures packages cross
+            fresh)
 
 # The Intel CPU runtime comes from PyPI; nothing of it is linked.
 intel_packages=(intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0)
@@ -74,7 +76,10 @@ run_step() { # run_step NAME &: leaves steps/NAME.out and steps/NAME.counts
   exec >"$build/steps/$step.out" 2>&1 </dev/null
   log=$build/steps/$step.log
   trap 'echo "$passed $failed $skipped $SECONDS" >"$build/steps/$step.counts"' EXIT
-  "step_${step//-/_}"
+  case $step in
+    random-* | combined-* | dims-*) "${step%-*}_on" "${step#*-}" ;;
+    *) "step_${step//-/_}" ;;
+  esac
 }
 
 finish_step() { # finish_step NAME STATUS: shows what the step said and takes its counts
@@ -90,7 +95,7 @@ finish_step() { # finish_step NAME STATUS: shows what the step said and takes it
   passed=$((passed + counts[0]))
   failed=$((failed + counts[1]))
   skipped=$((skipped + counts[2]))
-  table+=("$(printf '%-10s %8d %8d %8d %8ds' "$1" "${counts[@]}")")
+  table+=("$(printf '%-17s %8d %8d %8d %8ds' "$1" "${counts[@]}")")
   say "== $1: ${counts[0]} passed, ${counts[1]} failed, ${counts[2]} skipped, ${counts[3]} s"
 }
 
@@ -439,31 +444,48 @@ step_fuzz() {
 
 # ---- with --full only --------------------------------------------------------------------------
 
-figures() { # figures WHAT COMMAND...: a check whose last figures are kept: steps/random.figures
+figures() { # figures WHAT COMMAND...: a check whose last figures are kept: steps/STEP.figures
   check "$@"
-  printf '== %s\n' "$1" >>"$build/steps/random.figures"
-  grep -E ' of its bound|problems|pairs|worst' "$log" | tail -n 40 \
-    >>"$build/steps/random.figures" || true
+  printf '== %s\n' "$1" >>"$build/steps/$step.figures"
+  grep -E ' of its bound|problems|pairs|worst|tolerated' "$log" | tail -n 40 \
+    >>"$build/steps/$step.figures" || true
+}
+
+random_device() { # random_device NAME: what the steps of random problems on one device begin with
+  rm -f "$build/steps/$step.figures"
+  [ "$1" != intel ] || check "install ${intel_packages[*]}" install_intel
+  use_device "$1"
+  have gcc
 }
 
 # Random problems of every feature on every algorithm; a failure prints its seed.
 step_random() {
-  : >"$build/steps/random.figures"
-  have gcc || return 0
-  check "install ${intel_packages[*]}" install_intel
-  local device
+  random_device cpu || return 0
   figures "random problems on the CPU path" env CLATTN_TEST_RANDOM=5000 "CLATTN_TEST_SEED=$RANDOM" \
     timeout --foreground 7200 "$build/gcc/tests/test_stress" cpu
-  for device in intel pocl llvmpipe; do
-    use_device "$device"
-    figures "random problems on $device" env "${device_env[@]}" CLATTN_TEST_RANDOM=300 \
-      "CLATTN_TEST_SEED=$RANDOM" timeout --foreground 14400 "$build/gcc/tests/test_stress" opencl
-    figures "ends of the range on $device" env "${device_env[@]}" CLATTN_TEST_FORMATS=1 \
-      CLATTN_TEST_ALGOS=fused,two_loop,fused_kv_outer,split_kv,unfused \
-      timeout --foreground 14400 "$build/gcc/tests/test_range" opencl
-    figures "random combinations on $device" env "${device_env[@]}" COUNT=100 \
-      timeout --foreground 14400 tools/test_long.sh "$build/gcc"
-  done
+  figures "random combinations on the CPU path" env COUNT=100 WHERE=cpu \
+    timeout --foreground 7200 tools/test_long.sh "$build/gcc"
+}
+
+random_on() { # random_on DEVICE
+  random_device "$1" || return 0
+  figures "random problems on $1" env "${device_env[@]}" CLATTN_TEST_RANDOM=300 \
+    "CLATTN_TEST_SEED=$RANDOM" timeout --foreground 14400 "$build/gcc/tests/test_stress" opencl
+  figures "ends of the range on $1" env "${device_env[@]}" CLATTN_TEST_FORMATS=1 \
+    CLATTN_TEST_ALGOS=fused,two_loop,fused_kv_outer,split_kv,unfused \
+    timeout --foreground 14400 "$build/gcc/tests/test_range" opencl
+}
+
+combined_on() { # combined_on DEVICE: several features at a time
+  random_device "$1" || return 0
+  figures "random combinations on $1" env "${device_env[@]}" COUNT=100 DIMS=0 WHERE=opencl \
+    timeout --foreground 14400 tools/test_long.sh "$build/gcc"
+}
+
+dims_on() { # dims_on DEVICE: every head dimension
+  random_device "$1" || return 0
+  figures "every head dimension on $1" env "${device_env[@]}" COUNT=0 WHERE=opencl \
+    timeout --foreground 14400 tools/test_long.sh "$build/gcc"
 }
 
 # Every single call of OpenCL and every allocation fails.
@@ -639,7 +661,7 @@ table=()
 run_steps 2 "${chosen[@]}"
 
 {
-  say "$(printf '%-10s %8s %8s %8s %9s' step passed failed skipped time)"
+  say "$(printf '%-17s %8s %8s %8s %9s' step passed failed skipped time)"
   printf '%s\n' "${table[@]}"
   say "all of it took $SECONDS s"
   if [ "$skipped" -gt 0 ]; then

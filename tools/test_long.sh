@@ -6,9 +6,10 @@
 #
 #   tools/test_long.sh [BUILD_DIR]     default: build
 #
-#   COUNT=500       random combinations on each device
+#   COUNT=500       random combinations on each device; 0 = none
 #   SEED=N          of the first one; default: the time
 #   DIMS=1          0 = no walk over the dimensions
+#   WHERE=cpu       or opencl; default: both
 #   ALGOS=...       algorithms, see CLATTN_TEST_ALGOS; default: all of them
 #
 # A case that fails is printed with its seed; SEED=<it> COUNT=1 DIMS=0 runs it alone.
@@ -26,8 +27,11 @@ if [ ! -x "$program" ]; then
 fi
 echo "seed $seed"
 status=0
-for tests in '*: random combinations' '*: every head dimension'; do
-  for where in cpu opencl; do
+selected=()
+[ "$CLATTN_TEST_RANDOM" -eq 0 ] || selected+=('*: random combinations')
+[ "$CLATTN_TEST_DIMS" -eq 0 ] || selected+=('*: every head dimension')
+for tests in "${selected[@]}"; do
+  for where in ${WHERE:-cpu opencl}; do
     code=0
     "$program" "$where" "$tests" || code=$?
     # 77: no OpenCL device
