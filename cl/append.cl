@@ -192,7 +192,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void append(
     for (int d = 4 * item; d < dim; d += 4 * ITEMS) {
         const float4 v = quad_of(&r, &src, d);
         const float4 sizes = isfinite(v) ? fabs(v) : (float4)(INFINITY);
-        largest = max(largest, max(max(sizes.x, sizes.y), max(sizes.z, sizes.w)));
+        largest = fmax(largest, fmax(fmax(sizes.x, sizes.y), fmax(sizes.z, sizes.w)));
     }
 #if ITEMS > 1
     __local float part[ITEMS];
@@ -200,7 +200,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void append(
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int half_of = ITEMS / 2; half_of > 0; half_of /= 2) {
         if (item < half_of)
-            part[item] = max(part[item], part[item + half_of]);
+            part[item] = fmax(part[item], part[item + half_of]);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     largest = part[0];

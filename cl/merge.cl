@@ -16,9 +16,12 @@
 // ITEMS_K, or W (CPU devices), where it has one item.
 // Slots: CLA_SLOT_*; O, WORKSPACE; LSE, SINKS and lengths only with their flags.
 //
-// Numerics: one part alone stays bit for bit what it was: e^0 = 1, L = l, a = l / l = 1. So does a
-// part that is merged with empty ones, which are left out: whatever their O is does not matter. The
-// order of all sums is fixed.
+// Numerics: one part alone stays bit for bit what it was: e^0 = 1, L = l, a = 1, which is not left
+// to a division, since those of OpenCL may be off by 2.5 ulp. So does a part that is merged with
+// empty ones, which are left out: whatever their O is does not matter. The order of all sums is
+// fixed. Equal terms always round the same way, 1024 of them by up to 1e-5 of their sum, so they
+// are added in chains, whose sums make one more: 32 of 32 for 1024 parts, 256 of 256 for the most
+// that there can be.
 
 #ifdef W
 #define ITEMS 1
@@ -44,7 +47,12 @@
 
 #define QUADS CLA_QUADS(DIM_V)
 #define ITEM_QUADS ((QUADS + ITEMS - 1) / ITEMS)
+#define CHAIN_OF(parts) ((parts) > 1024 ? 256 : 32)
 #define SKIP -1.0f // a weight that none is: the part is empty
+
+#define END_CHAIN                                                                                  \
+    for (int n = 0; n < ITEM_QUADS; ++n)                                                           \
+        out[n] = any ? out[n] + chain[n] : chain[n];
 
 static inline float4 load_o4(__global const float *o, int d, bool aligned)
 {
@@ -80,6 +88,7 @@ void merge(FWD_PARAMS)
     const int item = (int)get_local_id(0);
     const int parts = a.num_splits;
     const int sharers = min(parts, ITEMS); // items that have a part
+    const int length = CHAIN_OF(parts);
     const long row = get_group_id(0);
     const long ml = part_ml_at(&a, row, 0);
     const long place = row % rows_of_longest(&a);
@@ -107,24 +116,36 @@ void merge(FWD_PARAMS)
         m = max_of(maxima[t], m);
 
     float shift = shift_of(m);
-    float l = l_first == 0.0f ? 0.0f : weight(m_first, shift) * l_first;
+    float l = 0.0f;
+    float link = l_first == 0.0f ? 0.0f : weight(m_first, shift) * l_first;
+    int links = 1; // terms in it
     for (int n = item + ITEMS; n < parts; n += ITEMS) {
         const float part = workspace[ml + 2L * n + 1];
         if (part != 0.0f)
-            l = MULADD(weight(workspace[ml + 2L * n], shift), part, l);
+            link = MULADD(weight(workspace[ml + 2L * n], shift), part, link);
+        if (++links == length) {
+            l += link;
+            link = 0.0f;
+            links = 0;
+        }
     }
-    sums[item] = l;
+    sums[item] = l + link;
     barrier(CLK_LOCAL_MEM_FENCE);
     l = 0.0f;
-    for (int t = 0; t < sharers; ++t)
-        l += sums[t];
+    for (int first = 0; first < sharers; first += length) {
+        link = 0.0f;
+        for (int t = first; t < min(first + length, sharers); ++t)
+            link += sums[t];
+        l += link;
+    }
     if (a.flags & CLA_FWD_HAS_SINKS) {
         add_sink(&m, &l, sinks_mem[a.sinks_offset + head]);
         shift = shift_of(m);
     }
 
-    float4 out[ITEM_QUADS];
+    float4 out[ITEM_QUADS], chain[ITEM_QUADS];
     bool any = false;
+    links = 0;
     for (int n = 0; n < ITEM_QUADS; ++n)
         out[n] = (float4)(0.0f);
     for (int first = 0; first < parts; first += ITEMS) {
@@ -133,7 +154,8 @@ void merge(FWD_PARAMS)
             m_first = workspace[ml + 2L * mine];
             l_first = workspace[ml + 2L * mine + 1];
         }
-        weights[item] = l_first == 0.0f ? SKIP : weight(m_first, shift) * l_first / l;
+        const float own = weight(m_first, shift) * l_first;
+        weights[item] = l_first == 0.0f ? SKIP : own == l ? 1.0f : own / l;
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int t = 0; t < min(ITEMS, parts - first); ++t) {
             const float factor = weights[t];
@@ -146,12 +168,18 @@ void merge(FWD_PARAMS)
                     continue;
                 const float4 x = load_o4(part, d, (a.flags & CLA_FWD_ALIGNED16) != 0);
                 // Not 0 + x: that would lose the sign of -0.
-                out[n] = any ? MULADD((float4)(factor), x, out[n]) : factor * x;
+                chain[n] = links > 0 ? MULADD((float4)(factor), x, chain[n]) : factor * x;
             }
-            any = true;
+            if (++links == length) {
+                END_CHAIN
+                any = true;
+                links = 0;
+            }
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
+    if (links > 0)
+        END_CHAIN
 
     // Behind the barriers, in front of which PoCL 3.1 compiles a branch for seconds. The kernel of
     // the parts has reported what was clamped.

@@ -498,7 +498,7 @@ void softmax_sum(const struct cla_softmax_args a, __global const x_elem *x, __gl
     __global const float *maxima = workspace + a.workspace_offset + 2 * row * a.parts;
     float m = -INFINITY, d;
     for (int i = 0; i < a.parts; ++i)
-        m = max(m, maxima[2 * i]);
+        m = maxima[2 * i] > m ? maxima[2 * i] : m; // max() leaves infinities open
     struct stats s;
     sum_pass(&s, &p, m);
     merge_group(&s, &m, &d LOCAL_ARGS);
@@ -521,7 +521,7 @@ void softmax_write(const struct cla_softmax_args a, __global const x_elem *x, __
 #else
     // The sums of all parts stand under the same maximum.
     for (int i = 1; i < a.parts; ++i) {
-        m = max(m, parts[2 * i]);
+        m = parts[2 * i] > m ? parts[2 * i] : m;
         d += parts[2 * i + 1];
     }
 #endif

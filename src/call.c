@@ -240,7 +240,7 @@ static clattn_status check_offsets(const char *name, const struct cla_vector *v,
                                    int32_t total, int32_t longest, const struct cla_log *log)
 {
     const int32_t *cu = host_ints(v);
-    for (int32_t b = 0; cu && b <= batch; b++) {
+    for (int64_t b = 0; cu && b <= batch; b++) {
         if (cu[b] < 0 || cu[b] > total)
             return cla_fail(log, CLATTN_ERR_INVALID_ARGUMENT, "%s[%d] is %d, not 0 to %d", name,
                             (int)b, (int)cu[b], (int)total);

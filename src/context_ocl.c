@@ -62,6 +62,10 @@ static clattn_status finish_open(clattn_context *ctx, cl_command_queue queue)
     const struct cla_log *log = &ctx->log;
     struct cla_ocl *ocl = ctx->ocl;
     cl_int code = CL_SUCCESS;
+    ocl->turn = cla_mutex_create();
+    ocl->waiting_mutex = cla_mutex_create();
+    if (!ocl->turn || !ocl->waiting_mutex)
+        CLA_TRY(cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for a context"));
     if (queue) {
         CLA_CL(ocl->cl->RetainCommandQueue(queue));
         ocl->queue = queue;
@@ -154,36 +158,21 @@ clattn_status cla_ocl_items_taken(const clattn_context *ctx, const struct cla_ke
     return st;
 }
 
-struct cla_function {
-    struct cla_function *next;
-    struct cla_kernels *kernels;
-    size_t items;  // cla_ocl_items_taken(), asked once: calls must not wait for the driver's answer
-    char key[256]; // file, function, options
-};
-
-static void free_functions(struct cla_function *f)
-{
-    while (f) {
-        struct cla_function *next = f->next;
-        cla_kernels_destroy(&f->kernels);
-        free(f);
-        f = next;
-    }
-}
-
 void cla_ocl_close(struct cla_ocl **pocl)
 {
     if (!*pocl)
         return;
     struct cla_ocl *ocl = *pocl;
     *pocl = NULL;
-    free_functions(ocl->functions);
+    cla_functions_free(ocl->functions);
     for (int i = 0; i < CLA_FAILED_MARKERS; i++) {
         if (ocl->failed[i])
             ocl->cl->ReleaseEvent(ocl->failed[i]);
     }
     cla_programs_destroy(&ocl->programs);
     cla_cache_close(&ocl->cache);
+    cla_mutex_destroy(ocl->turn);
+    cla_mutex_destroy(ocl->waiting_mutex);
     if (ocl->queue)
         ocl->cl->ReleaseCommandQueue(ocl->queue);
     if (ocl->context)
@@ -336,55 +325,25 @@ clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char 
     return st;
 }
 
-static const struct cla_function *find_function(const struct cla_ocl *ocl, const char *key)
-{
-    const struct cla_function *f = ocl->functions;
-    while (f && strcmp(f->key, key) != 0)
-        f = f->next;
-    return f;
-}
-
-// Two threads may build the same one at once; the second finds that of the first.
-clattn_status cla_ocl_function(clattn_context *ctx, const char *file, const char *function,
-                               const char *options, clattn_log_level fail_level,
-                               const struct cla_kernels **out, size_t *items)
-{
-    clattn_status st = CLATTN_OK;
-    struct cla_ocl *ocl = ctx->ocl;
-    cl_program program = NULL;
-    struct cla_function *made = calloc(1, sizeof *made);
-    if (!made)
-        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "%s: no memory for a kernel", file);
-    snprintf(made->key, sizeof made->key, "%s %s %s", file, function, options);
-    cla_mutex_lock(ctx->mutex);
-    const struct cla_function *f = find_function(ocl, made->key);
-    cla_mutex_unlock(ctx->mutex);
-    if (!f) {
-        CLA_TRY(cla_ocl_build(ctx, file, options, fail_level, &program));
-        CLA_TRY(cla_kernels_create(ocl->cl, program, function, &ctx->log, &made->kernels));
-        CLA_TRY(cla_ocl_items_taken(ctx, made->kernels, &made->items));
-        cla_mutex_lock(ctx->mutex);
-        f = find_function(ocl, made->key);
-        if (!f) {
-            made->next = ocl->functions;
-            ocl->functions = made;
-            f = made;
-            made = NULL;
-        }
-        cla_mutex_unlock(ctx->mutex);
-    }
-    *out = f->kernels;
-    *items = f->items;
-done:
-    if (program)
-        ocl->cl->ReleaseProgram(program);
-    free_functions(made);
-    return st;
-}
-
 uint64_t cla_ocl_build_count(const struct cla_ocl *ocl)
 {
     return cla_programs_build_count(ocl->programs);
+}
+
+// ---- turns -------------------------------------------------------------------------------------
+
+bool cla_ocl_begin_turn(clattn_context *ctx, bool must)
+{
+    const bool begun = must || (ctx->caps.quirks & CLA_QUIRK_ONE_THREAD);
+    if (begun)
+        cla_mutex_lock(ctx->ocl->turn);
+    return begun;
+}
+
+void cla_ocl_end_turn(clattn_context *ctx, bool begun)
+{
+    if (begun)
+        cla_mutex_unlock(ctx->ocl->turn);
 }
 
 // ---- memory ------------------------------------------------------------------------------------
@@ -460,11 +419,13 @@ clattn_status cla_ocl_mem_write(clattn_context *ctx, void *mem, size_t offset, c
     const struct cla_ocl *o = ctx->ocl;
     clattn_status st = CLATTN_OK;
     const struct cla_log *log = &ctx->log;
+    const bool turn = cla_ocl_begin_turn(ctx, false);
     CLA_CL(o->cl->EnqueueWriteBuffer(o->queue, mem, CL_TRUE, offset, bytes, src, 0, NULL, NULL));
     // A blocking write behind the start of a buffer comes too late for other queues on Intel's
     // runtime, in order or not.
     CLA_CL(o->cl->Finish(o->queue));
 done:
+    cla_ocl_end_turn(ctx, turn);
     return st;
 }
 
@@ -472,10 +433,11 @@ clattn_status cla_ocl_mem_read(clattn_context *ctx, void *mem, size_t offset, vo
                                size_t bytes)
 {
     const struct cla_ocl *o = ctx->ocl;
-    return cla_cl_check(&ctx->log,
-                        o->cl->EnqueueReadBuffer(o->queue, mem, CL_TRUE, offset, bytes, dst, 0,
-                                                 NULL, NULL),
-                        "clEnqueueReadBuffer");
+    const bool turn = cla_ocl_begin_turn(ctx, false);
+    const cl_int code = o->cl->EnqueueReadBuffer(o->queue, mem, CL_TRUE, offset, bytes, dst, 0,
+                                                 NULL, NULL);
+    cla_ocl_end_turn(ctx, turn);
+    return cla_cl_check(&ctx->log, code, "clEnqueueReadBuffer");
 }
 
 // ---- self-test ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 
 struct cla_function;
 struct cla_kernels;
+struct host_job;
 
 enum { CLA_FAILED_MARKERS = 16 };
 
@@ -19,12 +20,16 @@ struct cla_ocl {
     cl_context context;
     cl_command_queue queue; // for blocking calls and trials
     bool any_order;         // of that queue
+    struct cla_mutex *turn; // of calls that must not overlap: cla_ocl_begin_turn()
     struct cla_cache *cache; // NULL = none
     struct cla_programs *programs;
     struct cla_function *functions; // of cla_ocl_function(), guarded by the context's mutex
     // Markers behind the last jobs of the CPU path that failed, likewise (algo/host_ocl.c).
     cl_event failed[CLA_FAILED_MARKERS];
     unsigned num_failed;
+    // Jobs of the CPU path that wait, and what guards the list.
+    struct host_job *waiting;
+    struct cla_mutex *waiting_mutex;
 };
 
 // The text of a kernel file, expanded, built with `options` for this context's device.
@@ -42,13 +47,23 @@ clattn_status cla_ocl_rebuild(clattn_context *ctx, const char *file, const char 
 
 // The kernel objects of one function of such a program, made when first asked for and kept until
 // the context goes, and the work-items of a group that they take.
+// A program that did not compile twice is not tried again, as each call would take as long; *tried
+// says whether it was in this one.
 clattn_status cla_ocl_function(clattn_context *ctx, const char *file, const char *function,
                                const char *options, clattn_log_level fail_level,
-                               const struct cla_kernels **out, size_t *items);
+                               const struct cla_kernels **out, size_t *items, bool *tried);
+
+void cla_functions_free(struct cla_function *first);
 
 // Whether an application's queue and wait list can be used with this context.
 clattn_status cla_queue_check(const clattn_context *ctx, cl_command_queue queue, cl_uint num_wait,
                               const cl_event *wait);
+
+// Calls that must not overlap take turns: on devices with CLA_QUIRK_ONE_THREAD all that block, on
+// others those that say that they `must`. The worker of the CPU path takes none, since what a call
+// waits for on its queue may wait for the worker. Returns whether there is a turn to end.
+bool cla_ocl_begin_turn(clattn_context *ctx, bool must);
+void cla_ocl_end_turn(clattn_context *ctx, bool begun);
 
 // Behind blocking writes on the context's queue, before a kernel that reads what they wrote.
 clattn_status cla_ocl_settle(clattn_context *ctx);

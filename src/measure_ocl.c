@@ -134,6 +134,7 @@ clattn_status cla_ocl_measure(clattn_context *ctx, int32_t what, size_t bytes, d
     struct measure m = {.ctx = ctx};
     if (what == CLATTN_MEASURE_READ && bytes < sizeof(float))
         return cla_fail(&ctx->log, CLATTN_ERR_INVALID_ARGUMENT, "measure: bytes is %zu", bytes);
+    const bool turn = cla_ocl_begin_turn(ctx, false);
     const bool brief = what == CLATTN_MEASURE_FMA_F32_SHORT;
     clattn_status st = what == CLATTN_MEASURE_READ ? measure_read(&m, bytes, value)
                                                    : measure_fma(&m, brief, value);
@@ -144,5 +145,6 @@ clattn_status cla_ocl_measure(clattn_context *ctx, int32_t what, size_t bytes, d
     cla_kernels_destroy(&m.kernels);
     if (m.program)
         ctx->ocl->cl->ReleaseProgram(m.program);
+    cla_ocl_end_turn(ctx, turn);
     return st;
 }

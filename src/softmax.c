@@ -353,12 +353,13 @@ clattn_status cla_softmax_check(const clattn_softmax_plan *plan, const clattn_so
                            &out->lse_offset, &out->lse_end_bytes));
     size_t need = 0;
     CLA_TRY(workspace_bytes(plan, call.rows, call.len, &need));
-    if (need && call.workspace.kind != CLATTN_BUF_ABSENT) {
+    if (call.workspace.kind != CLATTN_BUF_ABSENT) {
         if (call.workspace.offset_bytes > SIZE_MAX - need)
             CLA_TRY(cla_fail(log, CLATTN_ERR_BUFFER_TOO_SMALL,
                              "workspace.offset_bytes is %zu, from where no memory has %zu bytes",
                              call.workspace.offset_bytes, need));
-        out->workspace_end_bytes = call.workspace.offset_bytes + need;
+        // What a call does not need is checked for what it is.
+        out->workspace_end_bytes = need ? call.workspace.offset_bytes + need : 0;
         CLA_TRY(cla_buf_check("workspace", &call.workspace, sizeof(float),
                               out->workspace_end_bytes, NULL, cla_facts_fn(&facts), &facts,
                               log));

@@ -188,7 +188,7 @@ static int32_t sums_of(const struct group_tile *g, const struct cla_problem *p)
 {
     const int32_t rows = g->tile_q / g->items_q, keys = g->tile_k / g->items_k;
     const int32_t quads = (CLA_QUADS(p->dim_v) + g->items_k - 1) / g->items_k;
-    const int32_t copies = p->max_len_kv > CLA_LONG_ROWS_KEYS ? 2 : 1;
+    const int32_t copies = cla_tile_has_long_rows(g->tile_k, p->max_len_kv) ? 2 : 1;
     const int32_t more = p->algo == CLATTN_ALGO_TWO_LOOP ? TWO_LOOP_MORE : 0;
     return rows * keys + copies * rows * 4 * quads + SUMS_IN_HAND + more;
 }

@@ -33,6 +33,13 @@ struct cla_tile {
     char reason[192];
 };
 
+// Whether a row can have so many tiles of the group shape that the rounding errors of its sum are
+// to be carried along: over 512, and over CLA_LONG_ROWS_KEYS keys in any case.
+static inline bool cla_tile_has_long_rows(int32_t tile_k, int32_t keys)
+{
+    return keys > CLA_LONG_ROWS_KEYS || keys > 512 * (int64_t)tile_k;
+}
+
 // The larger head dimension.
 static inline int32_t cla_tile_dim(const struct cla_problem *p)
 {

@@ -409,7 +409,7 @@ step_sanitize() {
   local programs but='banks|bench|options|trace|host_features'
   [ "$full" = no ] || but=bench
   mapfile -t programs < <(programs_of sanitize unit,tools -v "^($but)\$")
-  suites sanitize sanitize 1200 "${programs[@]}"
+  suites sanitize sanitize 2400 --timeout-multiplier 4 "${programs[@]}"
   # The programs left out look at numbers, along the ways that the others go.
   mapfile -t programs < <(programs_of sanitize device ' cpu( dot)?$' |
     grep -Ev '^(fused|family) cpu$')

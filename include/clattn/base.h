@@ -157,7 +157,7 @@ typedef enum clattn_log_level {
 /// @param level   How urgent it is.
 /// @param message Ends with a NUL and lives as long as this call.
 /// Threads: called from any thread that calls clattn and from the context's worker thread, also
-/// from two at once.
+/// from two at once. It must not call clattn on the same context, which may hold its locks.
 typedef void (*clattn_log_fn)(void *user, clattn_log_level level, const char *message);
 
 #ifdef __cplusplus

@@ -199,8 +199,9 @@ CLATTN_API clattn_status clattn_rotary_run(clattn_context *ctx, const clattn_rot
 ///
 /// The cache is contiguous, or pages as CLATTN_FEATURE_PAGED has them: row j of sequence b is row
 /// j % page_size of page page_table[b][j / page_size]. In int8 (CLATTN_DTYPE_I8) each row gets a
-/// scale as clattn_quantize_i8() gives it; one that is not finite gets zeros and the scale NaN.
-/// Keys can be turned on the way, before they are rounded to the cache's type.
+/// scale as clattn_quantize_i8() gives it, to the last bit where the device divides exactly, as
+/// CPUs do, else to 2.5 ulp and a step next to ties; one that is not finite gets zeros and the
+/// scale NaN. Keys can be turned on the way, before they are rounded to the cache's type.
 ///
 /// Numbers in host memory are checked: a row without room or without a page is refused before
 /// anything is written. Those in a cl_mem are checked by the kernel: a length below 0 counts as 0,

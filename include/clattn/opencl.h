@@ -31,7 +31,8 @@ extern "C" {
 /// @param cl_ctx     The application's context.
 /// @param cl_dev     One of its devices, or a sub-device of one.
 /// @param queue      Queue for clattn_attention_run() and for trials at plan time, retained; NULL
-///                   = clattn makes one of its own.
+///                   = clattn makes one of its own. What is queued there comes before a blocking
+///                   call on a cl_mem, also where the CPU path computes it.
 /// @param out        Receives the context; NULL on failure.
 /// @return as clattn_context_create(), and CLATTN_ERR_INVALID_ARGUMENT for NULL `cl_ctx` or
 ///         `cl_dev`; CLATTN_ERR_WRONG_CONTEXT where `cl_dev` or `queue` is not of `cl_ctx`;
@@ -58,7 +59,12 @@ CLATTN_API cl_device_id clattn_context_cl_device(const clattn_context *ctx);
 /// buffer that is present must be a CLATTN_BUF_CL_MEM of the queue's context.
 ///
 /// A plan that fell back to the CPU path, or was forced to it, serves cl_mem too: without blocking
-/// the caller it maps the buffers and computes on a thread of the context.
+/// the caller it maps the buffers and computes on a thread of the context. An output is mapped
+/// from its first to its last element: on a device with memory of its own nobody else may write
+/// what lies between its rows meanwhile.
+///
+/// Memory of buffers that the application made with CL_MEM_USE_HOST_PTR is aligned to 16 bytes:
+/// kernels load four floats at once.
 ///
 /// Errors of arguments are found before anything is queued. `done` is not written where the status
 /// is not CLATTN_OK; behind CLATTN_ERR_OPENCL some of several kernels may be queued and work on the

@@ -13,6 +13,7 @@
 #include "ocl/error.h"
 
 struct host_job {
+    struct host_job *next; // in a list of jobs that wait, or that were not called back
     clattn_context *ctx;
     clattn_status (*compute)(clattn_context *ctx, const void *data, void *const *ptr);
     void *data; // owned
@@ -22,15 +23,21 @@ struct host_job {
     cl_mem mem[CLA_WORK_BUFS]; // retained
     void *ptr[CLA_WORK_BUFS];  // mapped, at element 0; NULL where absent
     cl_command_queue queue;
+    cl_event ready;    // what lets it begin, as long as the job is in the list of those that wait
     cl_event finished; // user event; NULL in a blocking call
     cl_event behind;   // a marker that waits for it
     clattn_status status;
     // The enqueue and the callback each have a part in the job; who gives up the last one hands it
     // over, or frees it where the enqueue has failed.
     atomic_int parts;
+    atomic_bool is_called; // by the driver, or by the watch that found what the driver did not say
+    bool by_watch;         // the driver may still call back: the job's memory stays
     bool is_dropped;
     cl_int waited; // what the callback was told
 };
+
+// Jobs whose memory stays. They are few: each has waited for what failed.
+static _Atomic(struct host_job *) uncalled;
 
 // Unmaps what is mapped and waits for it.
 static void unmap_all(struct host_job *job)
@@ -69,11 +76,24 @@ static void job_release(struct host_job *job)
         cl->ReleaseCommandQueue(job->queue);
 }
 
+// Of one that holds nothing of OpenCL any more.
+static void job_discard(struct host_job *job)
+{
+    free(job->data);
+    job->data = NULL;
+    if (!job->by_watch) {
+        free(job);
+        return;
+    }
+    job->next = atomic_load(&uncalled);
+    while (!atomic_compare_exchange_weak(&uncalled, &job->next, job)) {
+    }
+}
+
 static void job_free(struct host_job *job)
 {
     job_release(job);
-    free(job->data);
-    free(job);
+    job_discard(job);
 }
 
 static clattn_status job_create(clattn_context *ctx, const struct cla_host_work *work,
@@ -159,13 +179,40 @@ static void map_and_compute(struct host_job *job)
 
 // ---- blocking ----------------------------------------------------------------------------------
 
+static clattn_status ready_event(clattn_context *ctx, const struct cla_submit *submit,
+                                 cl_event *ready);
+
+// What the application has queued in front of the call, as a kernel on that queue waits for it.
+static clattn_status wait_for_queue(clattn_context *ctx)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_event ready = NULL;
+    if (ctx->ocl->any_order) {
+        const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, NULL};
+        CLA_TRY(ready_event(ctx, &submit, &ready));
+        CLA_CL(cl->WaitForEvents(1, &ready));
+    } else {
+        CLA_CL(cl->Finish(ctx->ocl->queue));
+    }
+done:
+    if (ready)
+        cl->ReleaseEvent(ready);
+    return st;
+}
+
 clattn_status cla_host_work_run(clattn_context *ctx, const struct cla_host_work *work)
 {
     struct host_job *job = NULL;
-    clattn_status st = job_create(ctx, work, &job);
+    clattn_status st = wait_for_queue(ctx);
+    if (st == CLATTN_OK)
+        st = job_create(ctx, work, &job);
     if (st != CLATTN_OK)
         return st;
+    const bool turn = cla_ocl_begin_turn(ctx, false);
     map_and_compute(job);
+    cla_ocl_end_turn(ctx, turn);
     st = job->status;
     job_free(job);
     return st;
@@ -198,11 +245,43 @@ static void hold_marker(struct host_job *job)
         ocl->cl->ReleaseEvent(oldest);
 }
 
+// Puts the job among those that wait for `ready`, of which it takes a reference.
+static clattn_status begin_waiting(struct host_job *job, cl_event ready)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &job->ctx->log;
+    struct cla_ocl *ocl = job->ctx->ocl;
+    CLA_CL(ocl->cl->RetainEvent(ready));
+    job->ready = ready;
+    cla_mutex_lock(ocl->waiting_mutex);
+    job->next = ocl->waiting;
+    ocl->waiting = job;
+    cla_mutex_unlock(ocl->waiting_mutex);
+done:
+    return st;
+}
+
+static void end_waiting(struct host_job *job)
+{
+    struct cla_ocl *ocl = job->ctx->ocl;
+    if (!job->ready)
+        return;
+    cla_mutex_lock(ocl->waiting_mutex);
+    struct host_job **link = &ocl->waiting;
+    while (*link != job)
+        link = &(*link)->next;
+    *link = job->next;
+    cla_mutex_unlock(ocl->waiting_mutex);
+    ocl->cl->ReleaseEvent(job->ready);
+    job->ready = NULL;
+}
+
 // On the worker: does the work, and sets the user event whatever happened.
 static void run_job(void *arg)
 {
     struct host_job *job = arg;
     clattn_context *ctx = job->ctx;
+    end_waiting(job);
     if (job->waited < 0)
         job->status = cla_fail(&ctx->log, CLATTN_ERR_OPENCL,
                                "CPU path: what it waits for has failed: %s",
@@ -224,17 +303,15 @@ static void hand_over(struct host_job *job)
 }
 
 // The context may be gone where the enqueue has failed. What is left of the job stays where a
-// driver does not call back for an event that failed (PoCL 3.1).
+// driver does not call back for an event that failed (PoCL 3.1, rusticl).
 static void give_up_part(struct host_job *job)
 {
     if (atomic_fetch_sub(&job->parts, 1) > 1)
         return;
-    if (!job->is_dropped) {
+    if (!job->is_dropped)
         hand_over(job);
-        return;
-    }
-    free(job->data);
-    free(job);
+    else
+        job_discard(job);
 }
 
 // On a thread of the driver, where nothing may block.
@@ -242,12 +319,44 @@ static void CL_CALLBACK begin(cl_event event, cl_int status, void *arg)
 {
     (void)event;
     struct host_job *job = arg;
+    if (atomic_exchange(&job->is_called, true))
+        return;
     job->waited = status;
     give_up_part(job);
 }
 
-// An event that says that the caller's queue and wait list let the job begin; NULL where nothing
-// has to be waited for.
+// On the worker: some drivers do not call back where what a job waits for has failed. A job stays
+// in the list until the worker runs it.
+static bool look_at_waiting(void *arg)
+{
+    clattn_context *ctx = arg;
+    struct cla_ocl *ocl = ctx->ocl;
+    struct host_job *failed = NULL;
+    bool more = false;
+    cla_mutex_lock(ocl->waiting_mutex);
+    for (struct host_job *job = ocl->waiting; job && !failed; job = job->next) {
+        cl_int status = CL_QUEUED;
+        if (atomic_load(&job->is_called))
+            continue;
+        more = true;
+        if (ocl->cl->GetEventInfo(job->ready, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof status,
+                                  &status, NULL) != CL_SUCCESS || status >= 0)
+            continue;
+        if (!atomic_exchange(&job->is_called, true)) {
+            job->waited = status;
+            job->by_watch = true;
+            failed = job;
+        }
+    }
+    cla_mutex_unlock(ocl->waiting_mutex);
+    if (failed)
+        give_up_part(failed);
+    return more;
+}
+
+// An event that says that the caller's queue and wait list let the job begin. On an out-of-order
+// queue that is a command which a barrier holds back: markers without a wait list wait for all that
+// is queued, and those of Intel's CPU runtime that have one pass barriers.
 static clattn_status ready_event(clattn_context *ctx, const struct cla_submit *submit,
                                  cl_event *ready)
 {
@@ -256,12 +365,22 @@ static clattn_status ready_event(clattn_context *ctx, const struct cla_submit *s
     const struct cla_cl *cl = ctx->ocl->cl;
     cl_command_queue queue = submit->queue;
     cl_command_queue_properties props = 0;
+    cl_mem mem = NULL;
+    cl_int code = CL_SUCCESS;
     CLA_CL(cl->GetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof props, &props, NULL));
-    if (submit->num_wait || !(props & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)) {
+    if (props & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) {
+        const cl_int zero = 0;
+        mem = cl->CreateBuffer(ctx->ocl->context, CL_MEM_READ_WRITE, sizeof zero, NULL, &code);
+        CLA_TRY(cla_cl_made(log, mem, code, "clCreateBuffer"));
+        CLA_CL(cl->EnqueueFillBuffer(queue, mem, &zero, sizeof zero, 0, sizeof zero,
+                                     submit->num_wait, submit->wait, ready));
+    } else {
         CLA_CL(cl->EnqueueMarkerWithWaitList(queue, submit->num_wait, submit->wait, ready));
-        CLA_CL(cl->Flush(queue));
     }
+    CLA_CL(cl->Flush(queue));
 done:
+    if (mem)
+        cl->ReleaseMemObject(mem); // the command keeps it
     return st;
 }
 
@@ -283,11 +402,11 @@ clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_w
     CLA_CL(cl->RetainEvent(job->finished));
     finished = job->finished;
     CLA_TRY(ready_event(ctx, submit, &ready));
-    atomic_init(&job->parts, ready ? 2 : 1);
-    if (ready) {
-        CLA_CL(cl->SetEventCallback(ready, CL_COMPLETE, begin, job));
-        has_callback = true;
-    }
+    atomic_init(&job->parts, 2);
+    atomic_init(&job->is_called, false);
+    CLA_CL(cl->SetEventCallback(ready, CL_COMPLETE, begin, job));
+    has_callback = true;
+    CLA_TRY(begin_waiting(job, ready));
     // Later commands of an in-order queue wait here. The caller's `done` is the user event itself:
     // Intel's CPU runtime lets a marker succeed behind an event that failed. The marker comes last,
     // so that nobody waits for a job that will not begin.
@@ -295,6 +414,7 @@ clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_w
     cla_context_job_began(ctx);
     give_up_part(job);
     job = NULL;
+    cla_worker_watch(cla_context_worker(ctx), look_at_waiting, ctx);
     if (submit->done) {
         *(cl_event *)submit->done = finished;
         finished = NULL;
@@ -305,6 +425,7 @@ done:
     if (ready)
         cl->ReleaseEvent(ready);
     if (job && has_callback) { // which comes some time
+        end_waiting(job);
         job_release(job);
         job->is_dropped = true;
         give_up_part(job);

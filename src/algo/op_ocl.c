@@ -23,7 +23,7 @@ static int32_t items_of(const struct cla_caps *caps)
 }
 
 // The kernel for op->items items, or for as many as it takes when it is compiled.
-static clattn_status build(struct cla_op *op, const struct cla_kernels **kernels)
+static clattn_status build(struct cla_op *op, const struct cla_kernels **kernels, bool *tried)
 {
     char options[160];
     const struct cla_caps *caps = &op->ctx->caps;
@@ -37,7 +37,7 @@ static clattn_status build(struct cla_op *op, const struct cla_kernels **kernels
                      (int)cla_caps_lanes(caps));
         const clattn_status st = cla_ocl_function(
             op->ctx, op->file, op->kernel, options,
-            op->no_fallback ? CLATTN_LOG_ERROR : CLATTN_LOG_WARN, kernels, &most);
+            op->no_fallback ? CLATTN_LOG_ERROR : CLATTN_LOG_WARN, kernels, &most, tried);
         if (st != CLATTN_OK || most >= (size_t)op->items)
             return st;
         while ((size_t)op->items > most)
@@ -49,12 +49,13 @@ static clattn_status build(struct cla_op *op, const struct cla_kernels **kernels
 static clattn_status prepare(struct cla_op *op, const struct cla_kernels **kernels)
 {
     *kernels = NULL;
-    const clattn_status st = build(op, kernels);
+    bool tried = false;
+    const clattn_status st = build(op, kernels, &tried);
     if (st != CLATTN_OK)
         *kernels = NULL;
     if (st == CLATTN_OK || st == CLATTN_ERR_OUT_OF_MEMORY || op->no_fallback)
         return st;
-    cla_logf(&op->ctx->log, CLATTN_LOG_WARN,
+    cla_logf(&op->ctx->log, tried ? CLATTN_LOG_WARN : CLATTN_LOG_DEBUG,
              "fallback: %s: the CPU path computes this, not the OpenCL device: %s", op->name,
              clattn_status_string(st));
     return CLATTN_OK;
@@ -111,6 +112,16 @@ static clattn_status run_staged(struct cla_op *op, const struct cla_kernels *ker
     return cla_stage_end(stage, launched, event);
 }
 
+// Memory that a call brings in whole and brings back, of which another call may write other rows.
+static bool keeps_host_output(const struct cla_op *op)
+{
+    for (int i = 0; i < op->num_bufs; i++)
+        if (op->bufs[i].end_bytes && op->bufs[i].keeps &&
+            op->buf[i].kind == CLATTN_BUF_HOST)
+            return true;
+    return false;
+}
+
 clattn_status cla_op_run_device(struct cla_op *op, bool *ready)
 {
     clattn_context *ctx = op->ctx;
@@ -120,17 +131,14 @@ clattn_status cla_op_run_device(struct cla_op *op, bool *ready)
     *ready = kernels != NULL;
     if (!kernels)
         return st;
-    const bool take_turns = (ctx->caps.quirks & CLA_QUIRK_ONE_THREAD) != 0;
-    if (take_turns)
-        cla_mutex_lock(ctx->map_mutex);
+    const bool turn = cla_ocl_begin_turn(ctx, keeps_host_output(op));
     st = cla_stage_bufs(ctx, op->bufs, op->num_bufs, false, &stage);
     if (st == CLATTN_OK) {
         follow_stage(op, &stage);
         st = run_staged(op, kernels, &stage);
         cla_stage_release(&stage);
     }
-    if (take_turns)
-        cla_mutex_unlock(ctx->map_mutex);
+    cla_ocl_end_turn(ctx, turn);
     return st;
 }
 

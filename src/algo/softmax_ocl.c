@@ -138,9 +138,7 @@ clattn_status cla_softmax_run(clattn_context *ctx, const struct cla_softmax *s,
          .begin_bytes = (size_t)call.x_offset * elem_x,
          .end_bytes = call.in_place ? 0 : call.x_end_bytes},
     };
-    const bool take_turns = (ctx->caps.quirks & CLA_QUIRK_ONE_THREAD) != 0;
-    if (take_turns)
-        cla_mutex_lock(ctx->map_mutex);
+    const bool turn = cla_ocl_begin_turn(ctx, false);
     clattn_status st = cla_stage_bufs(ctx, bufs, 3, call.in_place, &stage);
     if (st == CLATTN_OK) {
         for (int i = 0; i < 3; i++)
@@ -156,8 +154,7 @@ clattn_status cla_softmax_run(clattn_context *ctx, const struct cla_softmax *s,
         st = run_staged(ctx, s, kernels, &call, &stage);
         cla_stage_release(&stage);
     }
-    if (take_turns)
-        cla_mutex_unlock(ctx->map_mutex);
+    cla_ocl_end_turn(ctx, turn);
     return st;
 }
 

@@ -80,17 +80,17 @@ void cla_tiled_options(const struct cla_problem *p, const struct cla_tile *t,
     // CPU drivers compile with clang and take its prefetch; others may not know it.
     const char *prefetch = cla_caps_vector_shape(caps) ? " -DHAS_PREFETCH" : "";
     if (cla_tile_is_few(t))
-        snprintf(options + n, size - (size_t)n, " -DW=%d -DROWS=%d%s", (int)t->width,
-                 (int)t->tile_q, prefetch);
+        n += snprintf(options + n, size - (size_t)n, " -DW=%d -DROWS=%d%s", (int)t->width,
+                      (int)t->tile_q, prefetch);
     else if (t->kernel == CLATTN_KERNEL_VECTOR)
-        snprintf(options + n, size - (size_t)n, " -DW=%d -DQV=%d -DRK=%d -DRD=%d%s", (int)t->width,
-                 (int)t->vecs_q, (int)t->block_k, (int)t->block_d, prefetch);
+        n += snprintf(options + n, size - (size_t)n, " -DW=%d -DQV=%d -DRK=%d -DRD=%d%s",
+                      (int)t->width, (int)t->vecs_q, (int)t->block_k, (int)t->block_d, prefetch);
     else
         n += snprintf(options + n, size - (size_t)n,
                       " -DTILE_Q=%d -DITEMS_Q=%d -DITEMS_K=%d -DCHUNK_D=%d -DLONG_ROWS=%d "
                       "-DSUBGROUPS=%d",
                       (int)t->tile_q, (int)t->items_q, (int)t->items_k, (int)t->chunk_d,
-                      p->max_len_kv > CLA_LONG_ROWS_KEYS, (int)t->subgroups);
+                      cla_tile_has_long_rows(t->tile_k, p->max_len_kv), (int)t->subgroups);
     if (cla_caps_lanes(caps))
         snprintf(options + n, size - (size_t)n, " -DSUBGROUP_LANES=%d", (int)cla_caps_lanes(caps));
 }
@@ -474,11 +474,8 @@ clattn_status cla_tiled_run(clattn_context *ctx, const struct cla_problem *p,
     clattn_status st = check_keys(ctx, p, prepared, call);
     if (st != CLATTN_OK)
         return may_fall_back(p) ? cla_algo_host.run(ctx, p, NULL, call) : st;
-    const bool take_turns = (ctx->caps.quirks & CLA_QUIRK_ONE_THREAD) != 0;
-    if (take_turns)
-        cla_mutex_lock(ctx->map_mutex);
+    const bool turn = cla_ocl_begin_turn(ctx, false);
     st = run_on_device(ctx, p, prepared, call);
-    if (take_turns)
-        cla_mutex_unlock(ctx->map_mutex);
+    cla_ocl_end_turn(ctx, turn);
     return st;
 }

@@ -35,7 +35,8 @@ enum {
     // A split of the keys below this costs more in merging than it wins.
     MIN_SPLIT_KEYS = 512,
     // Floating-point operations from which a second thread pays: waking it costs microseconds.
-    MIN_PARALLEL_FLOPS = 1000000
+    MIN_PARALLEL_FLOPS = 1000000,
+    MERGE_CHANNELS = 16 // summed up at once
 };
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -270,16 +271,30 @@ static void merge_row(const struct cut *c, const struct sequence *s, const struc
     }
     if (sink != -INFINITY)
         l += exp(sink - m);
-    // The first part's row becomes the sum.
+    for (int64_t n = 0; n < c->splits; n++) { // a part's weight takes the place of its maximum
+        float *part = parts + (size_t)n * c->part_floats;
+        if (part[job->rows + r] != 0.0f)
+            part[r] = (float)(exp((double)part[r] - m) * (double)part[job->rows + r] / l);
+    }
+    // The first part's row becomes the sum. In float, equal parts would always round the same way.
     float *o = parts + 2 * job->rows + (int64_t)r * p->dim_v;
-    for (int64_t n = 0; n < c->splits; n++) {
-        const float *part = parts + (size_t)n * c->part_floats;
-        const bool empty = part[job->rows + r] == 0.0f;
-        const float *row = part + 2 * job->rows + (int64_t)r * p->dim_v;
-        const float w =
-            empty ? 0.0f : (float)(exp((double)part[r] - m) * (double)part[job->rows + r] / l);
-        for (int32_t d = 0; d < p->dim_v; d++)
-            o[d] = (n == 0 ? 0.0f : o[d]) + (empty ? 0.0f : w * row[d]);
+    for (int32_t d = 0; d < p->dim_v; d += MERGE_CHANNELS) {
+        const int32_t count = p->dim_v - d < MERGE_CHANNELS ? p->dim_v - d : MERGE_CHANNELS;
+        double sum[MERGE_CHANNELS];
+        bool any = false;
+        for (int32_t e = 0; e < count; e++)
+            sum[e] = -0.0; // 0 + x would lose the sign of -0
+        for (int64_t n = 0; n < c->splits; n++) {
+            const float *part = parts + (size_t)n * c->part_floats;
+            const float *row = part + 2 * job->rows + (int64_t)r * p->dim_v + d;
+            if (part[job->rows + r] == 0.0f)
+                continue;
+            for (int32_t e = 0; e < count; e++)
+                sum[e] += (double)part[r] * (double)row[e];
+            any = true;
+        }
+        for (int32_t e = 0; e < count; e++)
+            o[d + e] = any ? (float)sum[e] : 0.0f;
     }
     const int64_t at = cla_query_at(s->f.call, &s->f.call->o, job->b, head, i);
     for (int32_t d = 0; d < p->dim_v; d++) // a sink makes a row NaN that sees no key, too

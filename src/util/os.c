@@ -338,9 +338,9 @@ static void condition_end(condition *c)
     (void)c;
 }
 
-static void condition_wait(condition *c, struct cla_mutex *m)
+static void condition_wait(condition *c, struct cla_mutex *m, unsigned most_ms)
 {
-    SleepConditionVariableSRW(c, &m->lock, INFINITE, 0);
+    SleepConditionVariableSRW(c, &m->lock, most_ms ? most_ms : INFINITE, 0);
 }
 
 static void condition_wake(condition *c)
@@ -406,9 +406,17 @@ static void condition_end(condition *c)
     pthread_cond_destroy(c);
 }
 
-static void condition_wait(condition *c, struct cla_mutex *m)
+static void condition_wait(condition *c, struct cla_mutex *m, unsigned most_ms)
 {
-    pthread_cond_wait(c, &m->lock);
+    struct timespec end;
+    if (!most_ms || clock_gettime(CLOCK_REALTIME, &end) != 0) {
+        pthread_cond_wait(c, &m->lock);
+        return;
+    }
+    end.tv_nsec += (long)most_ms * 1000000; // of less than a second
+    end.tv_sec += end.tv_nsec / 1000000000;
+    end.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(c, &m->lock, &end);
 }
 
 static void condition_wake(condition *c)
@@ -472,10 +480,14 @@ struct job {
     void *arg;
 };
 
+enum { WATCH_MS = 20 };
+
 struct cla_worker {
     struct cla_mutex mutex; // guards all fields below
     condition wake;         // a job came, or the end
     struct job *first, *last;
+    bool (*look)(void *); // NULL where there is nothing to watch
+    void *look_arg;
     bool started, ending;
     thread id; // valid once started
 };
@@ -499,13 +511,25 @@ struct cla_worker *cla_worker_create(void)
 
 static void worker_loop(struct cla_worker *w)
 {
+    uint64_t looked = 0;
     cla_mutex_lock(&w->mutex);
     for (;;) {
         struct job *job = w->first;
+        if (w->look && cla_os_now_ns() - looked >= WATCH_MS * UINT64_C(1000000)) {
+            bool (*look)(void *) = w->look;
+            w->look = NULL; // unless somebody asks for it meanwhile
+            cla_mutex_unlock(&w->mutex);
+            const bool more = look(w->look_arg);
+            looked = cla_os_now_ns();
+            cla_mutex_lock(&w->mutex);
+            if (more)
+                w->look = look;
+            continue;
+        }
         if (!job) {
             if (w->ending)
                 break;
-            condition_wait(&w->wake, &w->mutex);
+            condition_wait(&w->wake, &w->mutex, w->look ? WATCH_MS : 0);
             continue;
         }
         w->first = job->next;
@@ -543,6 +567,17 @@ bool cla_worker_push(struct cla_worker *w, void (*run)(void *), void *arg)
     if (!taken)
         free(job);
     return taken;
+}
+
+void cla_worker_watch(struct cla_worker *w, bool (*look)(void *), void *arg)
+{
+    cla_mutex_lock(&w->mutex);
+    if (!w->started)
+        w->started = thread_start(&w->id, w);
+    w->look_arg = arg;
+    w->look = look;
+    condition_wake(&w->wake);
+    cla_mutex_unlock(&w->mutex);
 }
 
 // Must not be called by a job: the thread would wait for itself.

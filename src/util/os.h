@@ -61,6 +61,9 @@ struct cla_worker;
 struct cla_worker *cla_worker_create(void);
 // false if the thread could not be started or memory ran out; the job was not taken.
 bool cla_worker_push(struct cla_worker *w, void (*job)(void *), void *arg);
+// The thread calls `look` between jobs, and some times a second where there are none, until that
+// returns false; once it runs. One `look` and `arg` for a worker.
+void cla_worker_watch(struct cla_worker *w, bool (*look)(void *), void *arg);
 // Runs what is queued, then ends the thread. NULL is ignored.
 void cla_worker_destroy(struct cla_worker *w);
 

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "thread.h"
+
 enum { BATCH = 3, HEADS = 2, NEW = 4, CAPACITY = 13, PAGE = 4, PAGES = 11, MAX_PAGES = 4 };
 enum { POSITIONS = 30 };
 
@@ -559,13 +561,72 @@ static void test_attention(void **state)
     }
 }
 
+// ---- threads ------------------------------------------------------------------------------------
+
+enum { TURNS = 150, TURN_DIM = 4 };
+
+struct appender {
+    clattn_append_call call;
+    int32_t row;
+    float k_new[TURN_DIM];
+    int failed;
+};
+
+static void append_rows(void *arg)
+{
+    struct appender *a = arg;
+    for (int n = 0; n < TURNS; n++, a->row++) {
+        for (int d = 0; d < TURN_DIM; d++)
+            a->k_new[d] = (float)(a->row + 1);
+        a->failed += clattn_append_run(kd.ctx, &a->call) != CLATTN_OK;
+    }
+}
+
+// Two threads append to the same cache, each its own rows. The cache is a cl_mem; its scales are in
+// host memory, which is no multiple of 16 there, so that no device works on it in place: they are
+// brought to the device and back by each call, and none may get lost.
+static void test_threads(void **state)
+{
+    static float scales[2 * TURNS + 1];
+    struct appender a[2];
+    clattn_buf cache = {0};
+    (void)state;
+    if (!kd.opencl)
+        skip();
+    assert_int_equal(clattn_mem_create(kd.ctx, 2 * TURNS * TURN_DIM, &cache), CLATTN_OK);
+    memset(scales, 0, sizeof scales);
+    for (int t = 0; t < 2; t++) {
+        clattn_append_call *c = &a[t].call;
+        clattn_append_call_init(c, sizeof *c);
+        a[t].failed = 0;
+        a[t].row = t * TURNS;
+        c->flags = CLATTN_NO_FALLBACK;
+        c->dtype_cache = CLATTN_DTYPE_I8;
+        c->batch = c->heads = c->len_new = 1;
+        c->dim_k = TURN_DIM;
+        c->capacity = 2 * TURNS;
+        c->k_new.buf = clattn_host_buf(a[t].k_new, sizeof a[t].k_new);
+        c->k_cache.buf = cache;
+        c->k_scale.buf = clattn_host_buf(scales + 1, sizeof scales - sizeof *scales);
+        c->lens = clattn_host_buf(&a[t].row, sizeof a[t].row);
+    }
+    struct test_thread *other = thread_start(append_rows, &a[1]);
+    append_rows(&a[0]);
+    thread_join(other);
+    assert_int_equal(a[0].failed + a[1].failed, 0);
+    for (int n = 0; n < 2 * TURNS; n++)
+        if (fabs((double)scales[1 + n] * 127 / (n + 1) - 1) > 1e-6)
+            fail_msg("row %d has the scale %.9g", n, (double)scales[1 + n]);
+    clattn_mem_destroy(kd.ctx, &cache);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_types),      cmocka_unit_test(test_options),
         cmocka_unit_test(test_interleaved), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_faults),     cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention),  cmocka_unit_test(test_threads),
     };
     return kv_main("append", argc, argv, tests, sizeof tests / sizeof *tests);
 }

@@ -318,6 +318,17 @@ static void test_fallback(void **state)
     CL_OK(clReleaseEvent(done[0]));
     CL_OK(clReleaseEvent(done[1]));
     check_chain();
+    // What failed twice is not compiled a third time, and the log does not fill with it.
+    ENQUEUED(clattn_rotary_run(ctx, &kv.rotary));
+    const uint64_t builds = clattn_context_build_count(ctx);
+    memset(&app.log, 0, sizeof app.log);
+    ENQUEUED(clattn_rotary_run(ctx, &kv.rotary));
+    assert_int_equal(clattn_context_build_count(ctx), builds);
+    assert_string_equal(app.log.text, "");
+    kv.rotary.flags = CLATTN_NO_FALLBACK;
+    assert_int_equal(clattn_rotary_run(ctx, &kv.rotary), CLATTN_ERR_BUILD);
+    assert_int_equal(app.log.errors, 1);
+    assert_non_null(strstr(app.log.text, "rotary.cl did not compile before"));
     clattn_context_destroy(&ctx);
     for (int n = 0; n < 3; n++) {
         snprintf(path, sizeof path, "%s/%s", folder, files[n]);

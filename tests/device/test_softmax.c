@@ -543,6 +543,12 @@ static void test_workspace(void **state)
     clattn_softmax_plan *plan = make_plan(t, &r);
     clattn_softmax_call call = make_call(&r, &m);
     assert_int_equal(clattn_softmax_workspace_bytes(plan, r.rows, r.len, &need), CLATTN_OK);
+    // Also where the call needs none, as on the CPU path.
+    call.workspace = (clattn_buf){.kind = 7, .ptr = &m};
+    assert_int_equal(clattn_softmax_run(plan, &call), CLATTN_ERR_INVALID_ARGUMENT);
+    call.workspace = (clattn_buf){.kind = CLATTN_BUF_HOST};
+    assert_int_equal(clattn_softmax_run(plan, &call), CLATTN_ERR_BUFFER_MISSING);
+    call.workspace = (clattn_buf){0};
     if (need) {
         assert_int_equal(clattn_mem_create(ctx, m.x_count * 4, &x), CLATTN_OK);
         assert_int_equal(clattn_mem_create(ctx, m.y_count * 4, &y), CLATTN_OK);

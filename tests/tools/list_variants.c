@@ -8,7 +8,8 @@
 //
 // `device` names the figures, which several targets share. `set` is "core" for the few that are
 // checked always, else "more". `choice` is 0 where the tile is the first choice of some problem,
-// else its rank. A variant appears once for each device, under a problem that ranks it so.
+// else its rank, and 1 for vector tiles, which a GPU gets only by name or as a second choice. A
+// variant appears once for each device, under a problem that ranks it so.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,7 +70,7 @@ struct wish {
     bool paged, core;
 };
 
-static struct cla_problem problem_of(const struct wish *w)
+static struct cla_problem problem_of(const struct wish *w, int32_t kernel)
 {
     const struct lengths *n = &lengths[w->lengths];
     const int32_t other = w->dtype == SAME_I8 ? CLATTN_DTYPE_F16 : w->dtype;
@@ -80,7 +81,7 @@ static struct cla_problem problem_of(const struct wish *w)
         .max_batch = n->batch, .max_len_q = n->len_q, .max_len_kv = n->len_kv,
         .causal = w->mask == CLA_MASK_WINDOW, .bias = w->mask == CLA_MASK_GENERAL,
         .lse = true, .paged = w->paged, .page_size = w->paged ? 16 : 0,
-        .algo = algos[w->algo]->id, .softmax = CLATTN_SOFTMAX_SAFE};
+        .algo = algos[w->algo]->id, .kernel = kernel, .softmax = CLATTN_SOFTMAX_SAFE};
 }
 
 // ---- variants ----------------------------------------------------------------------------------
@@ -119,10 +120,11 @@ static void add(const struct variant *v)
     found[count++] = *v;
 }
 
-// The kernels of the wish's first tiles of the group shape on one device.
-static void add_tiles(const struct cla_caps *caps, const struct wish *w)
+// The kernels of the wish's first tiles of the group shape on one device, or those of its first
+// vector tile, which a caller can ask for on a GPU, too.
+static void add_tiles(const struct cla_caps *caps, const struct wish *w, int32_t kernel)
 {
-    const struct cla_problem p = problem_of(w);
+    const struct cla_problem p = problem_of(w, kernel);
     const struct cla_algo *algo = algos[w->algo];
     struct cla_ranking ranking;
     if (algo->lacks & cla_problem_needs(&p))
@@ -130,18 +132,27 @@ static void add_tiles(const struct cla_caps *caps, const struct wish *w)
     cla_plan_rank(&p, caps, &ranking);
     for (int i = 0; i < ranking.count && i < TILES_MORE; i++) {
         const struct cla_tile *t = &ranking.choice[i].tile;
-        if (t->kernel == CLATTN_KERNEL_VECTOR)
+        const bool vector = t->kernel == CLATTN_KERNEL_VECTOR, few = cla_tile_is_few(t);
+        if (vector && (kernel == CLATTN_KERNEL_AUTO || i > 0))
             continue;
-        struct variant v = {.device = caps->name, .algo = algo->name, .choice = i,
-                            .items = t->items_q * t->items_k, .local_bytes = t->local_bytes,
-                            .core = w->core && i < TILES_CORE};
+        struct variant v = {.device = caps->name, .algo = algo->name,
+                            .choice = vector ? 1 : i,
+                            .items = vector ? 1 : t->items_q * t->items_k,
+                            .local_bytes = t->local_bytes, .core = w->core && i < TILES_CORE};
         snprintf(v.problem, sizeof v.problem, "%s %d %s %s%s", lengths[w->lengths].name,
                  (int)w->dim, mask_name[w->mask], dtype_name[w->dtype], w->paged ? " paged" : "");
-        snprintf(v.tile, sizeof v.tile, "%dx%d/%dx%d c%d%s", (int)t->tile_q, (int)t->tile_k,
-                 (int)t->items_q, (int)t->items_k, (int)t->chunk_d, t->subgroups ? " sub" : "");
+        if (vector)
+            snprintf(v.tile, sizeof v.tile, "%dx%d vector%s", (int)t->tile_q, (int)t->tile_k,
+                     few ? ", lanes are channels" : "");
+        else
+            snprintf(v.tile, sizeof v.tile, "%dx%d/%dx%d c%d%s", (int)t->tile_q, (int)t->tile_k,
+                     (int)t->items_q, (int)t->items_k, (int)t->chunk_d, t->subgroups ? " sub" : "");
         cla_tiled_options(&p, t, caps, v.options, sizeof v.options);
-        for (int k = 0; k < CLA_TILED_KERNELS && algo->tiled->group[k].file; k++) {
-            v.file = algo->tiled->group[k].file;
+        const struct cla_tiled_kernel *kernels = few      ? algo->tiled->few
+                                                 : vector ? algo->tiled->vector
+                                                          : algo->tiled->group;
+        for (int k = 0; k < CLA_TILED_KERNELS && kernels[k].file; k++) {
+            v.file = kernels[k].file;
             if (k > 0)
                 v.local_bytes = 0; // not of the bill
             add(&v);
@@ -152,7 +163,7 @@ static void add_tiles(const struct cla_caps *caps, const struct wish *w)
 static void add_wish(struct wish w)
 {
     for (int d = 0; d < DEVICES; d++)
-        add_tiles(&devices[d], &w);
+        add_tiles(&devices[d], &w, CLATTN_KERNEL_AUTO);
 }
 
 // ---- what is listed ----------------------------------------------------------------------------
@@ -168,6 +179,12 @@ static void add_core(void)
     add_wish((struct wish){TWO_LOOP, PREFILL, 64, CLA_MASK_NONE, CLATTN_DTYPE_F32, false, true});
     add_wish((struct wish){KV_OUTER, PREFILL, 64, CLA_MASK_NONE, CLATTN_DTYPE_F32, false, true});
     add_wish((struct wish){UNFUSED, PREFILL, 64, CLA_MASK_GENERAL, CLATTN_DTYPE_F32, false, true});
+    for (int a = FUSED; a <= KV_OUTER; a++) {
+        const struct wish w = {a, a == SPLIT_KV ? DECODE : PREFILL, 64, CLA_MASK_WINDOW,
+                               CLATTN_DTYPE_F32, false, a <= SPLIT_KV};
+        for (int d = 0; d < DEVICES; d++)
+            add_tiles(&devices[d], &w, CLATTN_KERNEL_VECTOR);
+    }
 }
 
 // The rest of what the planner comes to: every dimension, both ends of the mask kinds, lengths that

@@ -7,6 +7,7 @@
 import importlib.machinery
 import importlib.util
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -132,17 +133,29 @@ class Lists(unittest.TestCase):
     def test_every_device_has_every_kernel(self):
         files = {"fused_group.cl", "split_kv_group.cl", "merge.cl", "two_loop_group.cl",
                  "fused_kv_outer_group.cl", "unfused.cl", "softmax.cl", "append.cl", "rotary.cl",
-                 "merge_parts.cl"}
+                 "merge_parts.cl", "fused_vector.cl", "split_kv_few.cl"}
         for device in check.LOCAL_LIMIT:
             core = [v for v in self.variants if v["device"] == device and v["set"] == "core"]
             self.assertEqual({v["file"] for v in core}, files)
-            self.assertTrue(all(v["choice"] == 0 for v in core))
+            self.assertTrue(all(v["choice"] == ("vector" in v["tile"]) for v in core))
 
     def test_no_variant_comes_twice_or_over_the_limit(self):
         keys = [(v["device"], v["file"], v["options"]) for v in self.variants]
         self.assertEqual(len(keys), len(set(keys)))
         for v in self.variants:
             self.assertLessEqual(v["bill"], check.LOCAL_LIMIT[v["device"]])
+
+    def test_each_shape_has_its_literals(self):
+        group = ["TILE_Q", "ITEMS_Q", "ITEMS_K", "CHUNK_D", "LONG_ROWS", "SUBGROUPS"]
+        literals = {"vector": ["W", "QV", "RK", "RD"], "few": ["W", "ROWS"], "group": group}
+        seen = set()
+        for v in self.variants:
+            shape = re.search(r"_(vector|few|group)\.cl$", v["file"])
+            if shape:
+                seen.add((v["device"], shape[1]))
+                for name in literals[shape[1]] + ["DIM_QK", "DIM_V", "MASK_KIND", "TILE_K"]:
+                    self.assertRegex(v["options"], r" -D%s=\d+( |$)" % name)
+        self.assertEqual(len(seen), 15)  # five devices, three shapes
 
     def test_few_lanes_only_where_the_smallest_subgroup_is_16(self):
         for v in self.variants:
