@@ -30,7 +30,7 @@ jobs=${JOBS:-$(nproc)}
 
 # Unit tests that say something of a machine, and programs of the CPU path.
 unit=(problem call_features plan tile half host host_dot quantize softmax_merge ref log cache
-      source ocl_util banks serves tune)
+      source ocl_util serves tune)
 # Half an hour under an emulator.
 more=(host_features)
 posix=(os store struct_size)

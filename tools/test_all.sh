@@ -451,8 +451,12 @@ figures() { # figures WHAT COMMAND...: a check whose last figures are kept: step
     >>"$build/steps/$step.figures" || true
 }
 
+# How much of it: compiling a kernel takes Intel's runtime a fraction of a second, others 1 to 3 s.
 random_device() { # random_device NAME: what the steps of random problems on one device begin with
   rm -f "$build/steps/$step.figures"
+  problems=100 combinations=40 dims_algos=fused
+  [ "$1" != intel ] ||
+    problems=300 combinations=100 dims_algos=fused,split_kv,two_loop,fused_kv_outer,unfused
   [ "$1" != intel ] || check "install ${intel_packages[*]}" install_intel
   use_device "$1"
   have gcc
@@ -469,7 +473,7 @@ step_random() {
 
 random_on() { # random_on DEVICE
   random_device "$1" || return 0
-  figures "random problems on $1" env "${device_env[@]}" CLATTN_TEST_RANDOM=300 \
+  figures "random problems on $1" env "${device_env[@]}" "CLATTN_TEST_RANDOM=$problems" \
     "CLATTN_TEST_SEED=$RANDOM" timeout --foreground 14400 "$build/gcc/tests/test_stress" opencl
   figures "ends of the range on $1" env "${device_env[@]}" CLATTN_TEST_FORMATS=1 \
     CLATTN_TEST_ALGOS=fused,two_loop,fused_kv_outer,split_kv,unfused \
@@ -478,14 +482,14 @@ random_on() { # random_on DEVICE
 
 combined_on() { # combined_on DEVICE: several features at a time
   random_device "$1" || return 0
-  figures "random combinations on $1" env "${device_env[@]}" COUNT=100 DIMS=0 WHERE=opencl \
-    timeout --foreground 14400 tools/test_long.sh "$build/gcc"
+  figures "random combinations on $1" env "${device_env[@]}" "COUNT=$combinations" DIMS=0 \
+    WHERE=opencl timeout --foreground 14400 tools/test_long.sh "$build/gcc"
 }
 
 dims_on() { # dims_on DEVICE: every head dimension
   random_device "$1" || return 0
   figures "every head dimension on $1" env "${device_env[@]}" COUNT=0 WHERE=opencl \
-    timeout --foreground 14400 tools/test_long.sh "$build/gcc"
+    "ALGOS=$dims_algos" timeout --foreground 14400 tools/test_long.sh "$build/gcc"
 }
 
 # Every single call of OpenCL and every allocation fails.
