@@ -177,27 +177,70 @@ static void map_and_compute(struct host_job *job)
     cla_mutex_unlock(job->ctx->map_mutex);
 }
 
+// ---- waiting -----------------------------------------------------------------------------------
+
+// PoCL 3.1 looks at a marker once more when what is in front of it on the queue is done, also where
+// the marker has failed and is gone by then. So the last ones that failed are held.
+static void hold_marker(clattn_context *ctx, cl_event *marker)
+{
+    struct cla_ocl *ocl = ctx->ocl;
+    cla_mutex_lock(ctx->mutex);
+    cl_event *place = &ocl->failed[ocl->num_failed++ % CLA_FAILED_MARKERS];
+    const cl_event oldest = *place;
+    *place = *marker;
+    *marker = NULL;
+    cla_mutex_unlock(ctx->mutex);
+    if (oldest)
+        ocl->cl->ReleaseEvent(oldest);
+}
+
+// An event that says that the caller's queue and wait list let the job begin. On an out-of-order
+// queue that is a command which a barrier holds back: markers without a wait list wait for all that
+// is queued, and those of Intel's CPU runtime that have one pass barriers.
+static clattn_status ready_event(clattn_context *ctx, const struct cla_submit *submit,
+                                 cl_event *ready)
+{
+    clattn_status st = CLATTN_OK;
+    const struct cla_log *log = &ctx->log;
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_command_queue queue = submit->queue;
+    cl_command_queue_properties props = 0;
+    cl_mem mem = NULL;
+    cl_int code = CL_SUCCESS;
+    CLA_CL(cl->GetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof props, &props, NULL));
+    if (props & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) {
+        const cl_int zero = 0;
+        mem = cl->CreateBuffer(ctx->ocl->context, CL_MEM_READ_WRITE, sizeof zero, NULL, &code);
+        CLA_TRY(cla_cl_made(log, mem, code, "clCreateBuffer"));
+        CLA_CL(cl->EnqueueFillBuffer(queue, mem, &zero, sizeof zero, 0, sizeof zero,
+                                     submit->num_wait, submit->wait, ready));
+    } else {
+        CLA_CL(cl->EnqueueMarkerWithWaitList(queue, submit->num_wait, submit->wait, ready));
+    }
+    CLA_CL(cl->Flush(queue));
+done:
+    if (mem)
+        cl->ReleaseMemObject(mem); // the command keeps it
+    return st;
+}
+
 // ---- blocking ----------------------------------------------------------------------------------
 
-static clattn_status ready_event(clattn_context *ctx, const struct cla_submit *submit,
-                                 cl_event *ready);
-
 // What the application has queued in front of the call, as a kernel on that queue waits for it.
+// (rusticl's clFinish() returns in front of what waits for a user event.)
 static clattn_status wait_for_queue(clattn_context *ctx)
 {
     clattn_status st = CLATTN_OK;
     const struct cla_log *log = &ctx->log;
     const struct cla_cl *cl = ctx->ocl->cl;
+    const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, NULL};
     cl_event ready = NULL;
-    if (ctx->ocl->any_order) {
-        const struct cla_submit submit = {ctx->ocl->queue, 0, NULL, NULL};
-        CLA_TRY(ready_event(ctx, &submit, &ready));
-        CLA_CL(cl->WaitForEvents(1, &ready));
-    } else {
-        CLA_CL(cl->Finish(ctx->ocl->queue));
-    }
+    CLA_TRY(ready_event(ctx, &submit, &ready));
+    CLA_CL(cl->WaitForEvents(1, &ready));
 done:
-    if (ready)
+    if (ready && st != CLATTN_OK)
+        hold_marker(ctx, &ready);
+    else if (ready)
         cl->ReleaseEvent(ready);
     return st;
 }
@@ -228,21 +271,6 @@ static void end_event(clattn_context *ctx, cl_event event, cl_int status)
     const cl_int code = cl->SetUserEventStatus(event, status);
     if (cla_cl_check(&ctx->log, code, "clSetUserEventStatus") != CLATTN_OK)
         cl->SetUserEventStatus(event, CL_OUT_OF_RESOURCES);
-}
-
-// PoCL 3.1 looks at a marker once more when what is in front of it on the queue is done, also where
-// the marker has failed and is gone by then. So the last ones that failed are held.
-static void hold_marker(struct host_job *job)
-{
-    struct cla_ocl *ocl = job->ctx->ocl;
-    cla_mutex_lock(job->ctx->mutex);
-    cl_event *place = &ocl->failed[ocl->num_failed++ % CLA_FAILED_MARKERS];
-    const cl_event oldest = *place;
-    *place = job->behind;
-    job->behind = NULL;
-    cla_mutex_unlock(job->ctx->mutex);
-    if (oldest)
-        ocl->cl->ReleaseEvent(oldest);
 }
 
 // Puts the job among those that wait for `ready`, of which it takes a reference.
@@ -290,7 +318,7 @@ static void run_job(void *arg)
         map_and_compute(job);
     end_event(ctx, job->finished, job->status == CLATTN_OK ? CL_COMPLETE : CL_OUT_OF_RESOURCES);
     if (job->status != CLATTN_OK)
-        hold_marker(job);
+        hold_marker(ctx, &job->behind);
     job_free(job);
     cla_context_job_ended(ctx);
 }
@@ -352,36 +380,6 @@ static bool look_at_waiting(void *arg)
     if (failed)
         give_up_part(failed);
     return more;
-}
-
-// An event that says that the caller's queue and wait list let the job begin. On an out-of-order
-// queue that is a command which a barrier holds back: markers without a wait list wait for all that
-// is queued, and those of Intel's CPU runtime that have one pass barriers.
-static clattn_status ready_event(clattn_context *ctx, const struct cla_submit *submit,
-                                 cl_event *ready)
-{
-    clattn_status st = CLATTN_OK;
-    const struct cla_log *log = &ctx->log;
-    const struct cla_cl *cl = ctx->ocl->cl;
-    cl_command_queue queue = submit->queue;
-    cl_command_queue_properties props = 0;
-    cl_mem mem = NULL;
-    cl_int code = CL_SUCCESS;
-    CLA_CL(cl->GetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof props, &props, NULL));
-    if (props & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) {
-        const cl_int zero = 0;
-        mem = cl->CreateBuffer(ctx->ocl->context, CL_MEM_READ_WRITE, sizeof zero, NULL, &code);
-        CLA_TRY(cla_cl_made(log, mem, code, "clCreateBuffer"));
-        CLA_CL(cl->EnqueueFillBuffer(queue, mem, &zero, sizeof zero, 0, sizeof zero,
-                                     submit->num_wait, submit->wait, ready));
-    } else {
-        CLA_CL(cl->EnqueueMarkerWithWaitList(queue, submit->num_wait, submit->wait, ready));
-    }
-    CLA_CL(cl->Flush(queue));
-done:
-    if (mem)
-        cl->ReleaseMemObject(mem); // the command keeps it
-    return st;
 }
 
 clattn_status cla_host_work_enqueue(clattn_context *ctx, const struct cla_host_work *work,

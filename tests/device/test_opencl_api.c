@@ -432,20 +432,27 @@ static void test_failed_wait(void **state)
         printf("what a driver does with its own commands behind a failed event is up to it\n");
         skip();
     }
-    cl_event gate = app_user_event(), done = NULL;
-    app_write_inputs(app.other);
-    cl_int code;
-    cl_command_queue queue = clCreateCommandQueue(app.context, app.id, 0, &code);
-    CL_OK(code);
-    app_enqueue(queue, gate, &done);
-    CL_OK(clSetUserEventStatus(gate, -1));
-    const cl_int waited = clWaitForEvents(1, &done);
-    printf("waiting gave %d, the event's status is %d\n", (int)waited, (int)app_status_of(done));
-    assert_true(waited != CL_SUCCESS || app_status_of(done) < 0);
-    clReleaseEvent(done);
-    clReleaseEvent(gate);
-    clReleaseCommandQueue(queue);
-    app_assert_outputs_blank(app.other);
+    // Intel's CPU runtime crashes where a user event fails on an out-of-order queue, with nothing
+    // of clattn on it, too.
+    const bool may_fail = app.out_of_order && !strstr(app.device->info.platform, "Intel");
+    for (int n = 0; n < (may_fail ? 2 : 1); n++) {
+        cl_event gate = app_user_event(), done = NULL;
+        app_write_inputs(app.other);
+        cl_int code;
+        cl_command_queue queue = clCreateCommandQueue(
+            app.context, app.id, n ? CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE : 0, &code);
+        CL_OK(code);
+        app_enqueue(queue, gate, &done);
+        CL_OK(clSetUserEventStatus(gate, -1));
+        const cl_int waited = clWaitForEvents(1, &done);
+        printf("waiting gave %d, the event's status is %d\n", (int)waited,
+               (int)app_status_of(done));
+        assert_true(waited != CL_SUCCESS || app_status_of(done) < 0);
+        clReleaseEvent(done);
+        clReleaseEvent(gate);
+        clReleaseCommandQueue(queue);
+        app_assert_outputs_blank(app.other);
+    }
     app_enqueue(app.in_order, NULL, NULL);
     app_check_result(app.in_order, NULL);
 }
