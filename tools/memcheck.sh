@@ -4,7 +4,8 @@
 #
 #   tools/memcheck.sh BUILD          a small selection, for seconds
 #   tools/memcheck.sh --long BUILD   the unit tests without OpenCL and the programs of the CPU path
-#                                    but forks and long rows, for half an hour
+#                                    but forks, long rows, and what looks at resident memory, which
+#                                    is Valgrind's, for a quarter of an hour
 #
 # BUILD is a build folder with tests, without sanitizers.
 set -euo pipefail
@@ -70,7 +71,7 @@ else
   unit='host|host_dot|plan|problem|call_features|tile|ladder|ref|half|quantize'
   unit+='|softmax_merge|struct_size|log|os'
   mapfile -t programs < <(meson test --no-rebuild --suite unit --suite device --list 2>/dev/null |
-    sed 's|.* / ||' | grep -Ev '^(fork|long) cpu$' |
+    sed 's|.* / ||' | grep -Ev '^(fork|long|steady) cpu$' |
     grep -E " cpu\$|^($unit)\$")
   meson test --no-rebuild --num-processes 1 --timeout-multiplier 40 --logbase memcheck \
     --wrapper "${memcheck[*]}" "${programs[@]}" || failed=1
