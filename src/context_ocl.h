@@ -11,7 +11,7 @@ struct cla_function;
 struct cla_kernels;
 struct host_job;
 
-enum { CLA_FAILED_MARKERS = 16 };
+enum { CLA_FAILED_MARKERS = 32 }; // two of a job
 
 struct cla_ocl {
     struct cla_cl *cl;

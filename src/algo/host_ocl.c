@@ -289,7 +289,7 @@ done:
     return st;
 }
 
-static void end_waiting(struct host_job *job)
+static void end_waiting(struct host_job *job, bool may_have_failed)
 {
     struct cla_ocl *ocl = job->ctx->ocl;
     if (!job->ready)
@@ -300,7 +300,10 @@ static void end_waiting(struct host_job *job)
         link = &(*link)->next;
     *link = job->next;
     cla_mutex_unlock(ocl->waiting_mutex);
-    ocl->cl->ReleaseEvent(job->ready);
+    if (may_have_failed)
+        hold_marker(job->ctx, &job->ready);
+    else
+        ocl->cl->ReleaseEvent(job->ready);
     job->ready = NULL;
 }
 
@@ -309,7 +312,7 @@ static void run_job(void *arg)
 {
     struct host_job *job = arg;
     clattn_context *ctx = job->ctx;
-    end_waiting(job);
+    end_waiting(job, job->waited < 0);
     if (job->waited < 0)
         job->status = cla_fail(&ctx->log, CLATTN_ERR_OPENCL,
                                "CPU path: what it waits for has failed: %s",
@@ -423,7 +426,7 @@ done:
     if (ready)
         cl->ReleaseEvent(ready);
     if (job && has_callback) { // which comes some time
-        end_waiting(job);
+        end_waiting(job, true);
         job_release(job);
         job->is_dropped = true;
         give_up_part(job);
