@@ -455,9 +455,10 @@ figures() { # figures WHAT COMMAND...: a check whose last figures are kept: step
 random_device() { # random_device NAME: what the steps of random problems on one device begin with
   rm -f "$build/steps/$step.figures"
   problems=100 combinations=40 dims_algos=fused
-  [ "$1" != intel ] ||
+  if [ "$1" = intel ]; then
     problems=300 combinations=100 dims_algos=fused,split_kv,two_loop,fused_kv_outer,unfused
-  [ "$1" != intel ] || check "install ${intel_packages[*]}" install_intel
+    check "install ${intel_packages[*]}" install_intel
+  fi
   use_device "$1"
   have gcc
 }

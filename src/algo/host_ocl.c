@@ -194,6 +194,17 @@ static void hold_marker(clattn_context *ctx, cl_event *marker)
         ocl->cl->ReleaseEvent(oldest);
 }
 
+static void let_go(clattn_context *ctx, cl_event *event, bool may_have_failed)
+{
+    if (!*event)
+        return;
+    if (may_have_failed)
+        hold_marker(ctx, event);
+    else
+        ctx->ocl->cl->ReleaseEvent(*event);
+    *event = NULL;
+}
+
 // An event that says that the caller's queue and wait list let the job begin. On an out-of-order
 // queue that is a command which a barrier holds back: markers without a wait list wait for all that
 // is queued, and those of Intel's CPU runtime that have one pass barriers.
@@ -238,10 +249,7 @@ static clattn_status wait_for_queue(clattn_context *ctx)
     CLA_TRY(ready_event(ctx, &submit, &ready));
     CLA_CL(cl->WaitForEvents(1, &ready));
 done:
-    if (ready && st != CLATTN_OK)
-        hold_marker(ctx, &ready);
-    else if (ready)
-        cl->ReleaseEvent(ready);
+    let_go(ctx, &ready, st != CLATTN_OK);
     return st;
 }
 
@@ -300,11 +308,7 @@ static void end_waiting(struct host_job *job, bool may_have_failed)
         link = &(*link)->next;
     *link = job->next;
     cla_mutex_unlock(ocl->waiting_mutex);
-    if (may_have_failed)
-        hold_marker(job->ctx, &job->ready);
-    else
-        ocl->cl->ReleaseEvent(job->ready);
-    job->ready = NULL;
+    let_go(job->ctx, &job->ready, may_have_failed);
 }
 
 // On the worker: does the work, and sets the user event whatever happened.

@@ -73,22 +73,24 @@ static void test_gate_in_order(void **state)
     gated(app.in_order, false);
 }
 
-static void test_gate_out_of_order(void **state)
+static void gated_out_of_order(bool by_barrier)
 {
-    (void)state;
     app_need_user_events();
     if (!app.out_of_order)
         skip();
-    gated(app.out_of_order, false);
+    gated(app.out_of_order, by_barrier);
+}
+
+static void test_gate_out_of_order(void **state)
+{
+    (void)state;
+    gated_out_of_order(false);
 }
 
 static void test_barrier_out_of_order(void **state)
 {
     (void)state;
-    app_need_user_events();
-    if (!app.out_of_order)
-        skip();
-    gated(app.out_of_order, true);
+    gated_out_of_order(true);
 }
 
 static void blank_inputs(void)
