@@ -180,7 +180,8 @@ static void map_and_compute(struct host_job *job)
 // ---- waiting -----------------------------------------------------------------------------------
 
 // PoCL 3.1 looks at a marker once more when what is in front of it on the queue is done, also where
-// the marker has failed and is gone by then. So the last ones that failed are held.
+// the marker has failed and is gone by then. So the last ones that failed are held, as long as the
+// context lives.
 static void hold_marker(clattn_context *ctx, cl_event *marker)
 {
     struct cla_ocl *ocl = ctx->ocl;
@@ -203,6 +204,23 @@ static void let_go(clattn_context *ctx, cl_event *event, bool may_have_failed)
     else
         ctx->ocl->cl->ReleaseEvent(*event);
     *event = NULL;
+}
+
+// The driver tells all that waits for an event that it has ended after it has called back for it,
+// and holds the event until then. To be asked of one that has ended, and whose only other reference
+// is the job's.
+static void wait_for_driver(clattn_context *ctx, cl_event event)
+{
+    enum { DRIVER_MS = 100 }; // where its references are others
+    const struct cla_cl *cl = ctx->ocl->cl;
+    cl_uint references = 0;
+    for (int ms = 0; ms < DRIVER_MS; ms++) {
+        const cl_int code = cl->GetEventInfo(event, CL_EVENT_REFERENCE_COUNT, sizeof references,
+                                             &references, NULL);
+        if (code != CL_SUCCESS || references <= 1)
+            return;
+        cla_os_sleep_ms(1);
+    }
 }
 
 // An event that says that the caller's queue and wait list let the job begin. On an out-of-order
@@ -271,14 +289,17 @@ clattn_status cla_host_work_run(clattn_context *ctx, const struct cla_host_work 
 
 // ---- asynchronous ------------------------------------------------------------------------------
 
-// Ends a user event. Whoever waits for one that is never set waits for ever, so a call that fails
-// is made once more, and then says so.
-static void end_event(clattn_context *ctx, cl_event event, cl_int status)
+// Ends the job's user event. Whoever waits for one that is never set waits for ever, so a call that
+// fails is made once more, and then says so, as the job's status does.
+static void end_event(struct host_job *job)
 {
-    const struct cla_cl *cl = ctx->ocl->cl;
-    const cl_int code = cl->SetUserEventStatus(event, status);
-    if (cla_cl_check(&ctx->log, code, "clSetUserEventStatus") != CLATTN_OK)
-        cl->SetUserEventStatus(event, CL_OUT_OF_RESOURCES);
+    const struct cla_cl *cl = job->ctx->ocl->cl;
+    const cl_int end = job->status == CLATTN_OK ? CL_COMPLETE : CL_OUT_OF_RESOURCES;
+    const cl_int code = cl->SetUserEventStatus(job->finished, end);
+    if (cla_cl_check(&job->ctx->log, code, "clSetUserEventStatus") == CLATTN_OK)
+        return;
+    cl->SetUserEventStatus(job->finished, CL_OUT_OF_RESOURCES);
+    job->status = CLATTN_ERR_OPENCL;
 }
 
 // Puts the job among those that wait for `ready`, of which it takes a reference.
@@ -297,7 +318,7 @@ done:
     return st;
 }
 
-static void end_waiting(struct host_job *job, bool may_have_failed)
+static void end_waiting(struct host_job *job)
 {
     struct cla_ocl *ocl = job->ctx->ocl;
     if (!job->ready)
@@ -308,7 +329,6 @@ static void end_waiting(struct host_job *job, bool may_have_failed)
         link = &(*link)->next;
     *link = job->next;
     cla_mutex_unlock(ocl->waiting_mutex);
-    let_go(job->ctx, &job->ready, may_have_failed);
 }
 
 // On the worker: does the work, and sets the user event whatever happened.
@@ -316,16 +336,18 @@ static void run_job(void *arg)
 {
     struct host_job *job = arg;
     clattn_context *ctx = job->ctx;
-    end_waiting(job, job->waited < 0);
+    end_waiting(job);
     if (job->waited < 0)
         job->status = cla_fail(&ctx->log, CLATTN_ERR_OPENCL,
                                "CPU path: what it waits for has failed: %s",
                                cla_cl_error_name(job->waited));
     if (job->status == CLATTN_OK)
         map_and_compute(job);
-    end_event(ctx, job->finished, job->status == CLATTN_OK ? CL_COMPLETE : CL_OUT_OF_RESOURCES);
-    if (job->status != CLATTN_OK)
-        hold_marker(ctx, &job->behind);
+    end_event(job);
+    if (job->status != CLATTN_OK && job->ready)
+        wait_for_driver(ctx, job->ready);
+    let_go(ctx, &job->ready, job->waited < 0);
+    let_go(ctx, &job->behind, job->status != CLATTN_OK);
     job_free(job);
     cla_context_job_ended(ctx);
 }
@@ -430,7 +452,8 @@ done:
     if (ready)
         cl->ReleaseEvent(ready);
     if (job && has_callback) { // which comes some time
-        end_waiting(job, true);
+        end_waiting(job);
+        let_go(ctx, &job->ready, true);
         job_release(job);
         job->is_dropped = true;
         give_up_part(job);
