@@ -145,6 +145,8 @@ class DeviceArray:
         found = named(dtype, "dtype")
         self.bits = found is None
         self.dtype: np.dtype[Any] = dtype_of(BF16) if found is None else found
+        if self.dtype.hasobject or not self.dtype.itemsize:
+            raise TypeError(f"dtype is {self.dtype}, whose elements are no bytes of their own")
         if self.nbytes >= 2**63:
             raise fail("ERR_SHAPE", f"shape is {self.shape}, which no memory holds")
         self.offset = integer(offset, "offset", 0, 2**63 - 1)
@@ -190,6 +192,10 @@ class DeviceArray:
         buf.offset_bytes = self.offset
         return context, buf
 
+    def _wait(self) -> None:
+        for event in self.events:
+            event.wait()
+
     def write(self, array: npt.ArrayLike) -> DeviceArray:
         """Copies an array of the same shape and dtype to the device; waits."""
         source = np.ascontiguousarray(array)
@@ -197,6 +203,7 @@ class DeviceArray:
             raise fail("ERR_SHAPE", f"an array of {source.dtype} {source.shape} for one of "
                                     f"{self.dtype} {self.shape}")
         context, buf = self._own()
+        self._wait()
         if source.nbytes:
             call(lib.clattn_mem_write, context.handle, buf, host_pointer(source), source.nbytes)
         return self
@@ -204,8 +211,7 @@ class DeviceArray:
     def read(self) -> npt.NDArray[Any]:
         """Copies it from the device; waits."""
         context, buf = self._own()
-        for event in self.events:
-            event.wait()
+        self._wait()
         out = np.empty(self.shape, self.dtype)
         if out.nbytes:
             call(lib.clattn_mem_read, context.handle, buf, host_pointer(out), out.nbytes)
@@ -263,7 +269,7 @@ class View:
                             "pyopencl.array.Array or a clattn.DeviceArray (around a Buffer)")
         self.shape: tuple[int, ...] = array.shape
         self.dtype = array.dtype
-        size = self.dtype.itemsize
+        size = self.dtype.itemsize or 1  # an empty record is refused for its dtype
         strides = array.strides
         self.strides: tuple[int, ...] = tuple([s // size for s in strides])
         if not even and size > 1 and any([s % size for s in strides]):
@@ -301,6 +307,16 @@ def view(array: Any, name: str) -> View:
     return View(array, name)
 
 
+def contiguous(found: View, name: str) -> None:
+    step = 1
+    if 0 in found.shape:
+        return
+    for extent, stride in zip(reversed(found.shape), reversed(found.strides)):
+        if extent > 1 and stride != step:
+            raise fail("ERR_STRIDE", f"{name} is not contiguous")
+        step *= extent
+
+
 def writable(array: Any, name: str) -> View:
     found = view(array, name)
     if isinstance(found.owner, np.ndarray) and not found.owner.flags.writeable:
@@ -319,11 +335,7 @@ def small(array: Any, dtype: np.dtype[Any], name: str, ndims: Sequence[int]) -> 
         found = View(array, name)
         if found.dtype != dtype:
             raise TypeError(f"{name} is {found.dtype}, not {dtype}")
-        step = 1
-        for extent, stride in zip(reversed(found.shape), reversed(found.strides)):
-            if extent > 1 and stride != step:
-                raise fail("ERR_STRIDE", f"{name} is not contiguous")
-            step *= extent
+        contiguous(found, name)
     else:
         source = np.asarray(array)
         if source.dtype != dtype:
@@ -380,6 +392,10 @@ class Axes:
             self.batch, self.heads, self.seq, self.dim = shape
             sb, sh, ss, sd = strides
         if 0 in shape:
+            if not self.heads or not self.dim:
+                # The library reads 0 as its default, the number of another tensor's.
+                raise fail("ERR_SHAPE", f"{name} has shape {found.shape}, with no "
+                                        f"{'channels' if self.heads else 'heads'}")
             sb = ss = sh = 0
         elif sd != 1 and self.dim > 1:
             raise fail("ERR_STRIDE", f"{name}: channels lie {sd} elements apart; they must be "

@@ -8,9 +8,9 @@ from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from ._arrays import (BF16, CL_MEM, F32, I8, Axes, DeviceArray, DTypeLike, View, dtype_code,
-                      dtype_of, empty_like_kind, fill_kind, floats, ints, is_bits, is_bshd,
-                      named_code, view, word, writable)
+from ._arrays import (BF16, CL_MEM, F32, I8, Axes, DeviceArray, DTypeLike, View, contiguous,
+                      dtype_code, dtype_of, empty_like_kind, fill_kind, floats, ints, is_bits,
+                      is_bshd, named_code, view, word, writable)
 from ._context import Context, DeviceInfo, defaults, events_of, resolve
 from ._native import call, fail, ffi, lib, text
 from ._values import choose, flag, integer, number
@@ -479,9 +479,9 @@ class _Call:
             if self.mask.dtype.itemsize != 1 or self.mask.dtype.kind not in "biu":
                 raise TypeError(f"mask is {self.mask.dtype}, not bool or 8-bit integers; what is "
                                 "added to the scores is bias=")
-            _fill_mask(self.mask, c.mask, "mask")
+            self._fill_mask(self.mask, c.mask, "mask")
         if self.bias is not None:
-            _fill_mask(self.bias, c.bias, "bias")
+            self._fill_mask(self.bias, c.bias, "bias")
         if self.lse is not None:
             self._fill_lse(c)
         if self.alibi is not None:
@@ -493,10 +493,13 @@ class _Call:
             self.sinks.fill(c.sinks)
         for found, buf in ((self.kv_lens, c.kv_lens), (self.cu_q, c.cu_seqlens_q),
                            (self.cu_kv, c.cu_seqlens_kv), (self.pages, c.page_table),
-                           (self.workspace, c.workspace), (self.faults, c.faults)):
+                           (self.faults, c.faults)):
             if found is not None:
                 found.fill(buf)
-        if self.workspace is not None:
+        # One of no bytes is none: a size of 0 would say that nobody knows it.
+        if self.workspace is not None and self.workspace.owner.nbytes:
+            contiguous(self.workspace, "workspace")
+            self.workspace.fill(c.workspace)
             c.workspace.size_bytes = self.workspace.offset + self.workspace.owner.nbytes
         if self.cu_q is not None:
             c.total_q = self.q.seq
@@ -505,6 +508,23 @@ class _Call:
         if self.pages is not None:
             c.num_pages, c.max_pages = self.k.batch, self.pages.shape[1]
         return c
+
+    def _fill_mask(self, found: View, mask: Any, name: str) -> None:
+        missing = 4 - len(found.shape)
+        if missing < 0:
+            raise fail("ERR_SHAPE", f"{name} has {len(found.shape)} axes; more than 4")
+        extent = (*(1,) * missing, *found.shape)
+        if 0 in extent:
+            # The library reads 0 as the call's own extent.
+            wanted = (self.batch, self.q.heads, self.len_q, self.len_kv)
+            if any(own == 0 != full for own, full in zip(extent, wanted)):
+                raise fail("ERR_SHAPE", f"{name} has shape {found.shape}, which does not broadcast "
+                                        f"to {wanted}")
+        found.fill(mask.buf)
+        mask.layout = lib.CLATTN_LAYOUT_STRIDED
+        mask.extent = extent
+        mask.stride = (*(0,) * missing, *(0 if extent == 1 else stride
+                                          for extent, stride in zip(found.shape, found.strides)))
 
     def _fill_lse(self, c: Any) -> None:
         lse = writable(self.lse, "lse")
@@ -515,11 +535,7 @@ class _Call:
         if batch == 1:
             shapes.append((self.q.heads, self.q.seq))
         self._check(lse, "lse", *shapes)
-        step = 1
-        for extent, stride in zip(reversed(lse.shape), reversed(lse.strides)):
-            if extent > 1 and stride != step:
-                raise fail("ERR_STRIDE", "lse is not contiguous")
-            step *= extent
+        contiguous(lse, "lse")
         self.views.append(lse)
         lse.fill(c.lse)
 
@@ -621,22 +637,17 @@ def _end_of(offsets: Optional[View]) -> int:
 
 
 def _longest(offsets: View, given: Optional[int], name: str) -> int:
-    if given is not None:
-        return integer(given, name, 0)
-    if not isinstance(offsets.owner, np.ndarray):
+    on_host = isinstance(offsets.owner, np.ndarray)
+    asked = None if given is None else integer(given, name, 0)
+    if asked is not None and (asked or not on_host):
+        return asked
+    if not on_host:
         raise fail("ERR_INVALID_ARGUMENT", f"{name} is needed where offsets lie on the device")
-    return max(int(np.diff(offsets.owner).max(initial=0)), 0)
-
-
-def _fill_mask(found: View, mask: Any, name: str) -> None:
-    missing = 4 - len(found.shape)
-    if missing < 0:
-        raise fail("ERR_SHAPE", f"{name} has {len(found.shape)} axes; more than 4")
-    found.fill(mask.buf)
-    mask.layout = lib.CLATTN_LAYOUT_STRIDED
-    mask.extent = (*(1,) * missing, *found.shape)
-    mask.stride = (*(0,) * missing, *(0 if extent == 1 else stride
-                                      for extent, stride in zip(found.shape, found.strides)))
+    longest = max(int(np.diff(offsets.owner).max(initial=0)), 0)
+    if asked is not None and longest:
+        # The library looks at no offsets then.
+        raise fail("ERR_SHAPE", f"{name} is 0, but a sequence has {longest} tokens")
+    return longest
 
 
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False,

@@ -7,9 +7,9 @@ from typing import Any, Callable, Optional, Sequence, Union
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import (BF16, CL_MEM, F32, Axes, DTypeLike, View, dtype_code, dtype_of,
-                      empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view, word,
-                      writable)
+from ._arrays import (BF16, CL_MEM, F32, Axes, DeviceArray, DTypeLike, View, contiguous, dtype_code,
+                      dtype_of, empty_like_kind, floats, ints, is_bits, is_bshd, named_code, view,
+                      word, writable)
 from ._attention import whose
 from ._context import Context, defaults, events_of
 from ._native import call, fail, ffi, lib
@@ -17,14 +17,6 @@ from ._values import choose, flag, integer, number
 
 _PAIRS = {"interleaved": lib.CLATTN_ROTARY_INTERLEAVED, "half-split": lib.CLATTN_ROTARY_HALF_SPLIT}
 _MAX_PARTS: int = lib.CLATTN_MERGE_MAX_PARTS
-
-
-def contiguous(found: View, name: str) -> None:
-    step = 1
-    for extent, stride in zip(reversed(found.shape), reversed(found.strides)):
-        if extent > 1 and stride != step:
-            raise fail("ERR_STRIDE", f"{name} is not contiguous")
-        step *= extent
 
 
 def launch(name: str, handle: Any, struct: Any, queue: Any, wait_for: Sequence[Any],
@@ -79,27 +71,46 @@ def merge(parts: Sequence[Any], lses: Sequence[Any], *, sinks: Any = None, out: 
     bits = is_bits(dtype, {"parts[0]": parts[0], "out": out}) or first.view.bits
     code = dtype_code(first.view.dtype, bits, "parts[0]")
     out_code = code if out_dtype is None else named_code(out_dtype, "out_dtype")
-    if out is None:
-        out = empty_like_kind(parts[0], first.view.shape, dtype_of(out_code, first.view.dtype),
-                              context, queue)
-    elif out_dtype is None:
+    if out is not None and out_dtype is None:
         out_code = dtype_code(view(out, "out").dtype, bits or getattr(out, "bits", False), "out")
-    if lse is None:
-        lse = empty_like_kind(lses[0], floats(lses[0], "lses[0]", (2, 3)).shape, dtype_of(F32),
-                              context, queue)
     if len(parts) > _MAX_PARTS and out_code != code:
         raise fail("ERR_UNSUPPORTED", f"more than {_MAX_PARTS} parts need an out of their type")
+    # What all passes but the last write is no memory of the caller's: that may be a part's, which
+    # a later pass reads.
+    step, step_lse = out, lse
+    made, made_lse = ((parts[0], first.view.shape, dtype_of(out_code, first.view.dtype)),
+                      (lses[0], floats(lses[0], "lses[0]", (2, 3)).shape, dtype_of(F32)))
+    if out is None:
+        step = out = empty_like_kind(*made, context, queue)
+    elif len(parts) > _MAX_PARTS:
+        step = _spare(*made, context, queue)
+    if lse is None:
+        step_lse = lse = empty_like_kind(*made_lse, context, queue)
+    elif len(parts) > _MAX_PARTS:
+        step_lse = _spare(*made_lse, context, queue)
     waiting = list(parts)
     sums = list(lses)
     while True:
         few, few_lses = waiting[:_MAX_PARTS], sums[:_MAX_PARTS]
         waiting, sums = waiting[_MAX_PARTS:], sums[_MAX_PARTS:]
-        _merge_few(context, few, few_lses, None if waiting else sinks, out, lse, bshd,
+        if not waiting:
+            step, step_lse = out, lse
+        _merge_few(context, few, few_lses, None if waiting else sinks, step, step_lse, bshd,
                    (code, out_code, bits), queue, wait_for, fallback)
         if not waiting:
             return out, lse
-        waiting.insert(0, out)
-        sums.insert(0, lse)
+        waiting.insert(0, step)
+        sums.insert(0, step_lse)
+
+
+def _spare(like: Any, shape: tuple[int, ...], dtype: np.dtype[Any], context: Context, queue: Any
+           ) -> Any:
+    """As empty_like_kind(), and without a queue memory of the context."""
+    if queue is not None or not (isinstance(like, DeviceArray) or hasattr(like, "base_data")):
+        return empty_like_kind(like, shape, dtype, context, queue)
+    spare = context.empty(shape, dtype)
+    spare.bits = getattr(like, "bits", False)
+    return spare
 
 
 def _merge_few(context: Context, parts: list[Any], lses: list[Any], sinks: Any, out: Any, lse: Any,
@@ -197,6 +208,9 @@ def _fill_rotary(rotary: Any, cos: Any, sin: Any, offsets: Any, start: int, pair
     tables = [floats(cos, "cos", (2,)), floats(sin, "sin", (2,))]
     if tables[0].shape != tables[1].shape:
         raise fail("ERR_SHAPE", f"cos has shape {tables[0].shape} and sin {tables[1].shape}")
+    if not tables[0].shape[1]:
+        # The library reads a rotary.dim of 0 as keys that are not turned.
+        raise fail("ERR_SHAPE", f"cos and sin have shape {tables[0].shape}, with no pairs")
     rotary.positions, rotary.dim = tables[0].shape[0], tables[0].shape[1] * 2
     rotary.pairs = choose(_PAIRS, pairs, "pairs")
     rotary.start = integer(start, "start")
@@ -304,6 +318,9 @@ def append(k_new: Any, v_new: Any, k_cache: Any, v_cache: Any, *, lens: Any = No
         table = ints(page_table, "page_table", (2,))
         if table.shape[0] != k.batch:
             raise fail("ERR_SHAPE", f"page_table has {table.shape[0]} rows for {k.batch} sequences")
+        if not pool.seq:
+            # The library reads a page_size of 0 as a cache without pages.
+            raise fail("ERR_SHAPE", f"k_cache has shape {pool.view.shape}, with pages of no rows")
         c.page_size, c.num_pages, c.max_pages = pool.seq, pool.batch, table.shape[1]
         table.fill(c.page_table)
         views.append(table)

@@ -2,12 +2,13 @@
 """Row softmax on its own."""
 from __future__ import annotations
 
+import math
 from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from ._arrays import (BF16, F32, DTypeLike, View, dtype_code, dtype_of, empty_like_kind, is_bits,
-                      named_code, view, writable)
+from ._arrays import (BF16, F32, DTypeLike, View, contiguous, dtype_code, dtype_of,
+                      empty_like_kind, is_bits, named_code, view, writable)
 from ._attention import whose
 from ._context import Context
 from ._kv import launch
@@ -38,16 +39,22 @@ def _rows(found: View, name: str) -> tuple[int, int, int]:
     """Rows, entries of one, and elements between rows."""
     if not found.shape:
         raise fail("ERR_SHAPE", f"{name} has no axes")
-    rows, stride = 1, 0
+    rows, length, stride = math.prod(found.shape[:-1]), found.shape[-1], 0
+    if not rows or not length:
+        return rows, length, 0  # no element, and no stride that would count
+    rows = 1
     for extent, step in zip(reversed(found.shape[:-1]), reversed(found.strides[:-1])):
         if extent > 1 and rows > 1 and step != stride * rows:
             raise fail("ERR_STRIDE", f"{name}: rows are not evenly spaced")
         if extent > 1 and rows == 1:
             stride = step
         rows *= extent
-    if found.strides[-1] != 1 and found.shape[-1] > 1:
+    if found.strides[-1] != 1 and length > 1:
         raise fail("ERR_STRIDE", f"{name}: entries of a row are not contiguous")
-    return rows, found.shape[-1], stride if rows > 1 else 0
+    if rows > 1 and stride < length:
+        # The library reads 0, of rows that were broadcast, as the length.
+        raise fail("ERR_STRIDE", f"{name}: rows of {length} lie {stride} elements apart")
+    return rows, length, stride
 
 
 def softmax(x: Any, *, scale: Optional[float] = None, algo: Optional[str] = None,
@@ -101,8 +108,7 @@ def softmax(x: Any, *, scale: Optional[float] = None, algo: Optional[str] = None
         if sums.shape != source.shape[:-1] or sums.dtype != np.float32:
             raise fail("ERR_SHAPE", f"lse is {sums.dtype} {sums.shape}, not float32 "
                                     f"{source.shape[:-1]}")
-        if rows > 1 and _rows(sums, "lse")[0] * _rows(sums, "lse")[1] != rows:
-            raise fail("ERR_STRIDE", "lse is not contiguous")
+        contiguous(sums, "lse")
         sums.fill(c.lse)
         views.append(sums)
 

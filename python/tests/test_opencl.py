@@ -51,7 +51,20 @@ class Device(unittest.TestCase):
         plan = next(iter(self.ctx._plans.values()))
         self.assertTrue(plan.info.build_options)
         self.assertNotEqual(plan.info.algorithm, "host")
-        self.assertGreater(self.ctx.build_count + 1, 0)
+
+    def test_build_count(self):
+        ctx = clattn.Context(DEVICES[0].index, cache=False)
+        counts = [ctx.build_count]
+        for softcap in (None, None, 1.5, 1.5):
+            clattn.attention(Q, K, V, softcap=softcap, context=ctx, fallback=False)
+            counts.append(ctx.build_count)
+        # A plan of one's own, whose kernels are there.
+        clattn.Plan(ctx, heads_q=4, heads_kv=2, dim=16, softcap=True, max_batch=2, max_len_q=64,
+                    max_len_kv=64, fallback=False).run(Q, K, V, softcap=1.5)
+        counts.append(ctx.build_count)
+        grown = [after > before for before, after in zip(counts, counts[1:])]
+        self.assertEqual(grown, [True, False, True, False, False])
+        ctx.close()
 
     def test_memory_of_the_device(self):
         k, v = self.ctx.upload(K), self.ctx.upload(V)
@@ -152,6 +165,42 @@ class PyOpenCL(unittest.TestCase):
         want = reference.attention(Q[:, :, :1], K, V)[0]
         out = clattn.attention(q, k, v, algo="split_kv", num_splits=3)
         self.assertTrue(close(out.get(), want))
+
+    def test_workspace_of_no_bytes(self):
+        ctx = clattn.Context.from_opencl(self.context, queue=self.queue)
+        plan = clattn.Plan(ctx, heads_q=4, heads_kv=2, dim=16, algo="split_kv", num_splits=3,
+                           max_batch=2, max_len_q=1, max_len_kv=64)
+        q = Q[:, :, :1].copy()
+        need = plan.workspace_bytes(q, K, V)
+        self.assertGreater(need, 0)
+        want = reference.attention(q, K, V)[0]
+        arrays = self.arrays(q, K, V, np.empty_like(q))
+        spaces = self.arrays(np.zeros(need, np.uint8), np.zeros(need - 4, np.uint8))
+        # In one of no bytes nothing is written.
+        self.assertTrue(close(plan.run(q, K, V, workspace=np.zeros(0, np.uint8)), want))
+        plan.enqueue(self.queue, *arrays[:3], out=arrays[3], workspace=spaces[0]).wait()
+        self.assertTrue(close(arrays[3].get(), want))
+        empty = clattn.DeviceArray(spaces[0].base_data, (0,), np.uint8)
+        for space in (spaces[1], empty):
+            with self.assertRaisesRegex(clattn.InvalidArgumentError, "workspace"):
+                plan.enqueue(self.queue, *arrays[:3], out=arrays[3], workspace=space)
+
+    def test_merge_into_a_part(self):
+        parts = [np.random.default_rng(n).standard_normal(Q.shape, np.float32) for n in range(18)]
+        lses = [part[..., 0].copy() for part in parts]
+        want = clattn.merge(parts, lses, device="cpu")
+        own, sums = self.arrays(*parts), self.arrays(*lses)
+        clattn.merge(own, sums, out=own[9], lse=sums[17])
+        self.assertTrue(close(own[9].get(), want[0]) and close(sums[17].get(), want[1]))
+        # Bare memory, without a queue.
+        own = [clattn.DeviceArray(x.base_data, Q.shape, "f4") for x in self.arrays(*parts)]
+        sums = [clattn.DeviceArray(x.base_data, Q.shape[:-1], "f4") for x in self.arrays(*lses)]
+        back = np.empty(Q.shape, np.float32)
+        self.queue.finish()
+        ctx = clattn.Context.from_opencl(self.context, queue=self.queue)
+        clattn.merge(own, sums, out=own[8], lse=sums[8], context=ctx)
+        pyopencl.enqueue_copy(self.queue, back, own[8].buffer)
+        self.assertTrue(close(back, want[0]))
 
     def test_softmax_and_merge(self):
         x, = self.arrays(Q)
