@@ -134,6 +134,7 @@ struct cla_host_mem {
     const int32_t *kv_lens, *cu_q, *cu_kv, *table;
     const float *k_scale, *v_scale;
     int32_t *faults;
+    bool sorted_q, sorted_kv; // no offset is below one before it, as cla_sequence_sorted() found
 };
 
 // Whether an enum clattn_algo is one of those that take a tile.

@@ -11,17 +11,26 @@ static int32_t clamp_count(int64_t x, int64_t most, int32_t fault, int32_t *faul
     return (int32_t)(x < 0 ? 0 : most);
 }
 
-// Tokens of packed sequence b: from offset b, or from the largest one before it, to offset b + 1.
-static int32_t enter_packed(const int32_t *cu, int32_t b, int32_t total, int32_t longest,
-                            int64_t *first, int32_t *faults)
+bool cla_sequence_sorted(const int32_t *cu, int32_t batch)
 {
-    int32_t begin = 0;
-    for (int32_t n = 0; n <= b; n++) {
-        const int32_t at = clamp_count(cu[n], total, CLATTN_FAULT_OFFSETS, faults);
-        if (at < begin)
-            *faults |= CLATTN_FAULT_OFFSETS;
-        else
-            begin = at;
+    bool sorted = true;
+    for (int32_t b = 0; cu && b < batch; b++)
+        sorted &= cu[b] <= cu[b + 1];
+    return sorted;
+}
+
+// Tokens of packed sequence b: from offset b, or from the largest one before it, to offset b + 1.
+static int32_t enter_packed(const int32_t *cu, bool sorted, int32_t b, int32_t total,
+                            int32_t longest, int64_t *first, int32_t *faults)
+{
+    int32_t begin = clamp_count(cu[b], total, CLATTN_FAULT_OFFSETS, faults);
+    int32_t before = 0;
+    for (int32_t n = 0; !sorted && n < b; n++)
+        before = cu[n] > before ? cu[n] : before;
+    before = before < total ? before : total;
+    if (begin < before) {
+        *faults |= CLATTN_FAULT_OFFSETS;
+        begin = before;
     }
     int32_t end = clamp_count(cu[b + 1], total, CLATTN_FAULT_OFFSETS, faults);
     if (end < begin) {
@@ -40,10 +49,11 @@ void cla_call_enter(const struct cla_problem *p, const struct cla_call *call,
     if (!cla_problem_is_ragged(p))
         return;
     if (p->packed_q)
-        out->len_q = enter_packed(mem->cu_q, b, call->total_q, call->len_q, &out->first_q, faults);
+        out->len_q = enter_packed(mem->cu_q, mem->sorted_q, b, call->total_q, call->len_q,
+                                  &out->first_q, faults);
     if (p->packed_kv)
-        out->len_kv =
-            enter_packed(mem->cu_kv, b, call->total_kv, call->len_kv, &out->first_kv, faults);
+        out->len_kv = enter_packed(mem->cu_kv, mem->sorted_kv, b, call->total_kv, call->len_kv,
+                                   &out->first_kv, faults);
     if (p->kv_lens)
         out->len_kv = clamp_count(mem->kv_lens[b], out->len_kv, CLATTN_FAULT_LENGTH, faults);
     cla_call_set_window(p, out);

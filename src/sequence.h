@@ -6,6 +6,10 @@
 
 #include "problem.h"
 
+// Whether no offset of packed sequences is below one before it: only where one is do all those in
+// front of a sequence have to be looked at to find where it begins. `cu` may be absent.
+bool cla_sequence_sorted(const int32_t *cu, int32_t batch);
+
 // Writes the call as sequence b sees it: len_q, len_kv, off, win_lo, win_hi, first_q, first_kv.
 // Raises *faults by CLATTN_FAULT_LENGTH and CLATTN_FAULT_OFFSETS.
 void cla_call_enter(const struct cla_problem *p, const struct cla_call *call,

@@ -7,6 +7,7 @@
 
 #include "algo/algo.h"
 #include "ref/ref.h"
+#include "sequence.h"
 
 static int propose_host(const struct cla_algo *self, const struct cla_problem *p,
                         const struct cla_caps *caps, struct cla_tile *out, int max,
@@ -77,7 +78,7 @@ clattn_status cla_host_compute(const clattn_context *ctx, const struct cla_probl
     return st;
 }
 
-static struct cla_host_mem mem_of(void *const ptr[CLA_CALL_BUFS])
+static struct cla_host_mem mem_of(const struct cla_call *call, void *const ptr[CLA_CALL_BUFS])
 {
     return (struct cla_host_mem){
         .q = ptr[CLA_BUF_Q], .k = ptr[CLA_BUF_K], .v = ptr[CLA_BUF_V], .o = ptr[CLA_BUF_O],
@@ -85,7 +86,9 @@ static struct cla_host_mem mem_of(void *const ptr[CLA_CALL_BUFS])
         .alibi = ptr[CLA_BUF_ALIBI], .sinks = ptr[CLA_BUF_SINKS],
         .kv_lens = ptr[CLA_BUF_KV_LENS], .cu_q = ptr[CLA_BUF_CU_Q], .cu_kv = ptr[CLA_BUF_CU_KV],
         .table = ptr[CLA_BUF_TABLE], .k_scale = ptr[CLA_BUF_K_SCALE],
-        .v_scale = ptr[CLA_BUF_V_SCALE], .faults = ptr[CLA_BUF_FAULTS]};
+        .v_scale = ptr[CLA_BUF_V_SCALE], .faults = ptr[CLA_BUF_FAULTS],
+        .sorted_q = cla_sequence_sorted(ptr[CLA_BUF_CU_Q], call->batch),
+        .sorted_kv = cla_sequence_sorted(ptr[CLA_BUF_CU_KV], call->batch)};
 }
 
 // The same as work on mapped buffers.
@@ -98,7 +101,7 @@ struct host_data {
 static clattn_status compute_work(clattn_context *ctx, const void *data, void *const *ptr)
 {
     const struct host_data *d = data;
-    const struct cla_host_mem mem = mem_of(ptr);
+    const struct cla_host_mem mem = mem_of(&d->call, ptr);
     return cla_host_compute(ctx, &d->p, &d->call, &mem, d->reference);
 }
 
@@ -141,7 +144,7 @@ static clattn_status run(clattn_context *ctx, const struct cla_problem *p,
             return cla_host_on_mem(ctx, p, call, reference);
         ptr[i] = (char *)bufs[i].buf->ptr + bufs[i].begin_bytes;
     }
-    const struct cla_host_mem mem = mem_of(ptr);
+    const struct cla_host_mem mem = mem_of(call, ptr);
     return cla_host_compute(ctx, p, call, &mem, reference);
 }
 

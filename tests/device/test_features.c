@@ -279,6 +279,7 @@ struct wrong {
     int32_t len[BATCH_MAX];
     int32_t faults;
     clattn_status on_host;
+    int32_t batch;
 };
 
 enum { WRONG_LEN_Q = 9, WRONG_LEN_KV = 40, WRONG_TOTAL = 25 };
@@ -288,35 +289,35 @@ enum { WRONG_LEN_Q = 9, WRONG_LEN_KV = 40, WRONG_TOTAL = 25 };
 #define OFFSETS_ CLATTN_FAULT_OFFSETS
 #define VALUE_ CLATTN_ERR_INVALID_ARGUMENT
 
-// 3 sequences; packed, those of up to 9 queries or 40 keys lie in 25 tokens.
+// Packed, those of up to 9 queries or 40 keys lie in 25 tokens.
 static const struct wrong wrongs[] = {
-    {"a negative length", PART_KV_LENS, {-1, 40, 7}, {0}, {0, 40, 7}, LENGTH_, VALUE_},
-    {"the least length", PART_KV_LENS, {MIN_, 3, 7}, {0}, {0, 3, 7}, LENGTH_, VALUE_},
+    {"a negative length", PART_KV_LENS, {-1, 40, 7}, {0}, {0, 40, 7}, LENGTH_, VALUE_, 3},
+    {"the least length", PART_KV_LENS, {MIN_, 3, 7}, {0}, {0, 3, 7}, LENGTH_, VALUE_, 3},
     {"lengths over the tensor's", PART_KV_LENS, {12, 41, MAX_}, {0}, {12, 40, 40}, LENGTH_,
-     CLATTN_ERR_SHAPE},
-    {"a negative offset", PART_CU_Q, {-4, 5, 9, 18}, {0, 5, 9}, {5, 4, 9}, OFFSETS_, VALUE_},
+     CLATTN_ERR_SHAPE, 3},
+    {"a negative offset", PART_CU_Q, {-4, 5, 9, 18}, {0, 5, 9}, {5, 4, 9}, OFFSETS_, VALUE_, 3},
     {"an offset over the total", PART_CU_Q, {2, 9, 17, 26}, {2, 9, 17}, {7, 8, 8}, OFFSETS_,
-     VALUE_},
-    {"offsets that decrease", PART_CU_Q, {3, 8, 6, 12}, {3, 8, 8}, {5, 0, 4}, OFFSETS_, VALUE_},
+     VALUE_, 3},
+    {"offsets that decrease", PART_CU_Q, {3, 8, 6, 12}, {3, 8, 8}, {5, 0, 4}, OFFSETS_, VALUE_, 3},
     {"wild offsets", PART_CU_Q, {MIN_, 4, MAX_, -9}, {0, 4, 25}, {4, 9, 0}, OFFSETS_ | LENGTH_,
-     VALUE_},
+     VALUE_, 3},
     {"a sequence longer than the longest", PART_CU_Q, {0, 10, 12, 14}, {0, 10, 12}, {9, 2, 2},
-     LENGTH_, CLATTN_ERR_SHAPE},
+     LENGTH_, CLATTN_ERR_SHAPE, 3},
     {"a negative offset of keys", PART_CU_KV, {-1, 5, 11, 20}, {0, 5, 11}, {5, 6, 9}, OFFSETS_,
-     VALUE_},
+     VALUE_, 3},
     {"offsets of keys that decrease", PART_CU_KV, {4, 20, 9, 25}, {4, 20, 20}, {16, 0, 5},
-     OFFSETS_, VALUE_},
+     OFFSETS_, VALUE_, 3},
     {"an offset of keys over the total", PART_CU_KV, {1, 2, 3, MAX_}, {1, 2, 3}, {1, 1, 22},
-     OFFSETS_, VALUE_},
-    {"a negative page", PART_TABLE, {-1}, {0}, {0}, CLATTN_FAULT_PAGE, VALUE_},
-    {"a page over the pool", PART_TABLE, {MAX_}, {0}, {0}, CLATTN_FAULT_PAGE, VALUE_},
+     OFFSETS_, VALUE_, 3},
+    {"a negative page", PART_TABLE, {-1}, {0}, {0}, CLATTN_FAULT_PAGE, VALUE_, 3},
+    {"a page over the pool", PART_TABLE, {MAX_}, {0}, {0}, CLATTN_FAULT_PAGE, VALUE_, 3},
 };
 
 static struct feature_case case_of_wrong(const struct wrong *w, bool on_device)
 {
     struct feature_case c = feature_plain();
     snprintf(c.name, sizeof c.name, "%s", w->name);
-    c.batch = 3;
+    c.batch = w->batch;
     c.len_q = WRONG_LEN_Q;
     c.len_kv = WRONG_LEN_KV;
     c.on_device = c.ints_on_device = on_device;
@@ -422,6 +423,54 @@ static int run_wrongs(const struct test_target *t, bool on_device)
     return failed;
 }
 
+static int32_t clamped(int32_t x)
+{
+    return x < 0 ? 0 : x < WRONG_TOTAL ? x : WRONG_TOTAL;
+}
+
+// Many sequences, and offset `at` above those behind it: kernels look for it among 16 at a time.
+static struct wrong large_offset(enum feature_part part, int32_t at)
+{
+    struct wrong w = {"a large offset among many", part, {0}, {0}, {0}, OFFSETS_, VALUE_,
+                      BATCH_MAX};
+    for (int32_t n = 0; n <= BATCH_MAX; n++)
+        w.given[n] = n / 3;
+    w.given[at] = 18;
+    for (int32_t b = 0, largest = 0; b < BATCH_MAX; b++) {
+        largest = clamped(w.given[b]) > largest ? clamped(w.given[b]) : largest;
+        const int32_t len = clamped(w.given[b + 1]) - largest;
+        const int32_t most = part == PART_CU_Q ? WRONG_LEN_Q : WRONG_LEN_KV;
+        w.begin[b] = largest;
+        w.len[b] = len < 0 ? 0 : len < most ? len : most;
+        if (len > most)
+            w.faults |= LENGTH_;
+    }
+    return w;
+}
+
+static void test_large_offsets(void **state)
+{
+    const struct test_target *t = *state;
+    static const enum feature_part parts[] = {PART_CU_Q, PART_CU_KV};
+    static const int32_t at[] = {0, 5, 15, 16, 17, 31, 32, 35};
+    int failed = 0;
+    if (t->device->info.type == CLATTN_DEVICE_BUILTIN_CPU)
+        return; // which sees the numbers, and refuses
+    for (int p = 0; p < 2; p++) {
+        struct wrong w = large_offset(parts[p], 0);
+        const struct feature_case c = case_of_wrong(&w, true);
+        if (!target_serves(t, &c))
+            continue;
+        clattn_plan *plan = feature_plan(t, &c);
+        for (size_t n = 0; n < sizeof at / sizeof *at; n++) {
+            w = large_offset(parts[p], at[n]);
+            failed += !run_wrong(t, plan, &w, true);
+        }
+        clattn_plan_destroy(&plan);
+    }
+    assert_int_equal(failed, 0);
+}
+
 // Kernels clamp, and say so.
 static void test_wrong_on_device(void **state)
 {
@@ -448,6 +497,7 @@ int main(int argc, char **argv)
         {"a bias of the least number", test_least_bias, LEVEL_SMALL},
         {"what an algorithm does not serve", test_refusals, LEVEL_SMALL},
         {"wrong numbers on the device", test_wrong_on_device, LEVEL_SMALL},
+        {"a large offset among many", test_large_offsets, LEVEL_SMALL},
         {"wrong numbers on the host", test_wrong_on_host, LEVEL_SMALL},
         {"every head dimension", test_every_dim, LEVEL_MEDIUM}, // the last one: by request only
     };

@@ -9,7 +9,7 @@
 
 #include "clattn/clattn.h"
 
-enum { BATCH_MAX = 3, FEATURE_LEN_MAX = 512 };
+enum { BATCH_MAX = 37, FEATURE_LEN_MAX = 512 };
 
 // How Q, K, V and O lie in memory. What a form cannot have with packed or paged keys is BHSD there.
 enum feature_layout {
