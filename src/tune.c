@@ -94,6 +94,28 @@ void cla_tune_select(struct cla_tune *t, const struct cla_tune_device *device, i
     t->rows = kept;
 }
 
+bool cla_tune_add_builtin(struct cla_tune *t, const struct cla_tune_device *device, int *left_out)
+{
+    struct cla_tune table = {.rows = 0};
+    char why[CLA_TUNE_WHY];
+    int stale = 0;
+    bool good = cla_tune_parse(cla_tune_table, strlen(cla_tune_table), true, &table, why);
+    if (good)
+        cla_tune_select(&table, device, &stale);
+    *left_out = 0;
+    for (int r = 0; good && r < table.rows; r++) {
+        struct cla_tune_row row = table.row[r];
+        row.device = t->devices;
+        if (t->devices >= CLA_TUNE_ROWS || t->rows >= CLA_TUNE_ROWS)
+            ++*left_out;
+        else
+            good = cla_tune_add_device(t, &table.device[table.row[r].device]) &&
+                   cla_tune_add_row(t, &row);
+    }
+    cla_tune_free(&table);
+    return good;
+}
+
 // ---- look up -----------------------------------------------------------------------------------
 
 static int32_t rows_of(const struct cla_problem *p)

@@ -95,4 +95,9 @@ const struct cla_tune_row *cla_tune_next(const struct cla_tune *tune, const stru
 // What was measured by the authors, as the text of a file.
 extern const char cla_tune_table[];
 
+// Appends its rows for this device. *left_out counts those that there is no room for, since a file
+// may be full. False if memory ran out.
+bool cla_tune_add_builtin(struct cla_tune *tune, const struct cla_tune_device *device,
+                          int *left_out);
+
 #endif // CLA_TUNE_H

@@ -108,25 +108,16 @@ static enum cla_store_result read_file(const struct place *at, struct cla_tune *
     return result;
 }
 
-// Rows that are built in, behind those of the file, which come first.
 static clattn_status add_builtin(const clattn_context *ctx, struct cla_tune *tune,
                                  const struct cla_tune_device *device)
 {
-    struct cla_tune table = {.rows = 0};
-    char why[CLA_TUNE_WHY];
-    int stale = 0;
-    bool good = cla_tune_parse(cla_tune_table, strlen(cla_tune_table), true, &table, why);
-    if (good)
-        cla_tune_select(&table, device, &stale);
-    for (int r = 0; good && r < table.rows; r++) {
-        struct cla_tune_row row = table.row[r];
-        row.device = tune->devices;
-        good = cla_tune_add_device(tune, &table.device[table.row[r].device]) &&
-               cla_tune_add_row(tune, &row);
-    }
-    cla_tune_free(&table);
-    return good ? CLATTN_OK
-                : cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for measured tiles");
+    int left_out = 0;
+    if (!cla_tune_add_builtin(tune, device, &left_out))
+        return cla_fail(&ctx->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory for measured tiles");
+    if (left_out)
+        cla_logf(&ctx->log, CLATTN_LOG_WARN, "%s is full: %d built-in rows do not count",
+                 tune->source, left_out);
+    return CLATTN_OK;
 }
 
 // A problem of those that a row holds for.

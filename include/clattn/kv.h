@@ -203,6 +203,10 @@ CLATTN_API clattn_status clattn_rotary_run(clattn_context *ctx, const clattn_rot
 /// CPUs do, else to 2.5 ulp and a step next to ties; one that is not finite gets zeros and the
 /// scale NaN. Keys can be turned on the way, before they are rounded to the cache's type.
 ///
+/// Sequences may share pages that are read, as of a common beginning, but a page that gets rows
+/// must be one sequence's: where two write the same row, each element and scale is of one or the
+/// other.
+///
 /// Numbers in host memory are checked: a row without room or without a page is refused before
 /// anything is written. Those in a cl_mem are checked by the kernel: a length below 0 counts as 0,
 /// one above the cache or above len_new as that, a row without room or page is not written, and

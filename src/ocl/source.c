@@ -81,19 +81,19 @@ static char *join(const char *dir, const char *name)
     return path;
 }
 
-// The file's text, which the caller frees; NULL if the place does not have it, or, with *no_memory,
-// could not be asked.
-static char *load(const struct place *place, const char *name, size_t *size, bool *no_memory)
+// The file's text, which the caller frees; NULL with an errno: ENOENT where the place does not have
+// it, ENOMEM, or why it cannot be read.
+static char *load(const struct place *place, const char *name, size_t *size, int *why)
 {
-    *no_memory = false;
     if (place->dir) {
         char *path = join(place->dir, name);
         errno = 0;
         char *text = path ? cla_os_read_file(path, size) : NULL;
-        *no_memory = !path || (!text && errno == ENOMEM);
+        *why = !path ? ENOMEM : errno == ENOTDIR ? ENOENT : errno;
         free(path);
         return text;
     }
+    *why = ENOENT;
     for (size_t i = 0; i < cla_embedded_count; i++) {
         const struct cla_embedded_file *f = &cla_embedded_files[i];
         if (strcmp(f->name, name) != 0)
@@ -104,10 +104,22 @@ static char *load(const struct place *place, const char *name, size_t *size, boo
             text[f->size] = '\0';
             *size = f->size;
         }
-        *no_memory = !text;
+        *why = ENOMEM;
         return text;
     }
     return NULL;
+}
+
+// strerror() shares its text between threads.
+static const char *why_text(int why)
+{
+    switch (why) {
+    case ENOENT: return "there is none";
+    case EACCES: return "no permission";
+    case EINVAL: return "it is no plain file";
+    case EFBIG: return "it is too large";
+    default: return "reading failed";
+    }
 }
 
 // If the line is #include "...", *name and *length are what stands between the quotes. Conditions
@@ -165,15 +177,15 @@ static clattn_status add_include(struct expansion *e, const char *from, int line
     }
 
     size_t size = 0;
-    bool no_memory;
-    char *text = load(e->place, wanted, &size, &no_memory);
-    if (no_memory)
+    int why;
+    char *text = load(e->place, wanted, &size, &why);
+    if (!text && why == ENOMEM)
         return cla_fail(e->log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to read %s", wanted);
     if (!text)
         return cla_fail(e->log, CLATTN_ERR_FILE,
-                        "%s:%d: included file %s cannot be read in the same place, %s%s%s", from,
-                        line, wanted, e->place->what, e->place->dir ? " " : "",
-                        e->place->dir ? e->place->dir : "");
+                        "%s:%d: included file %s cannot be read in the same place, %s%s%s: %s",
+                        from, line, wanted, e->place->what, e->place->dir ? " " : "",
+                        e->place->dir ? e->place->dir : "", why_text(why));
     clattn_status st = add_file(e, wanted, text, size);
     free(text);
     if (st == CLATTN_OK)
@@ -299,24 +311,28 @@ clattn_status cla_source_expand(const char *dir, bool embedded, const char *name
     clattn_status st = CLATTN_ERR_FILE;
     char *root = NULL;
     size_t size = 0;
-    bool no_memory = false;
+    int why = ENOENT;
     int i = 0;
-    while (i < n && !root && !no_memory) {
-        root = load(&places[i++], name, &size, &no_memory);
-        if (!root && !no_memory && places[i - 1].dir && places[i - 1].dir != installed) {
+    while (i < n && !root && why == ENOENT) {
+        root = load(&places[i++], name, &size, &why);
+        if (!root && why == ENOENT && places[i - 1].dir && places[i - 1].dir != installed) {
             const bool there = cla_os_is_folder(places[i - 1].dir);
             cla_logf(log, there ? CLATTN_LOG_INFO : CLATTN_LOG_WARN,
                      there ? "%s (%s) has no %s" : "%s (%s) is no folder to look for %s in",
                      places[i - 1].what, places[i - 1].dir, name);
         }
     }
-    // The first place that has the file is taken: going on where one of its includes is missing
-    // would quietly pass over a file that the user has put there.
-    if (no_memory)
+    // The first place that has the file is taken: going on where it cannot be read, or one of its
+    // includes is missing, would quietly pass over a file that the user has put there.
+    if (root)
+        st = expand_from(&places[i - 1], name, root, size, log, text);
+    else if (why == ENOENT)
+        st = not_found(places, n, name, log);
+    else if (why == ENOMEM)
         st = cla_fail(log, CLATTN_ERR_OUT_OF_MEMORY, "no memory to read %s", name);
     else
-        st = root ? expand_from(&places[i - 1], name, root, size, log, text)
-                  : not_found(places, n, name, log);
+        st = cla_fail(log, CLATTN_ERR_FILE, "kernel file %s of %s (%s) cannot be read: %s", name,
+                      places[i - 1].what, places[i - 1].dir, why_text(why));
     free(root);
     free(installed);
     return st;

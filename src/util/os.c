@@ -164,55 +164,6 @@ uint64_t cla_os_now_ns(void)
 
 // Files and environment
 
-// NULL where it is no plain file: a pipe would be waited for, and a device has no end.
-static FILE *open_plain(const char *path)
-{
-#if defined(_WIN32)
-    return fopen(path, "rb");
-#else
-    struct stat s;
-    const int file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (file < 0)
-        return NULL;
-    FILE *stream = fstat(file, &s) == 0 && S_ISREG(s.st_mode) ? fdopen(file, "rb") : NULL;
-    if (!stream)
-        close(file);
-    return stream;
-#endif
-}
-
-char *cla_os_read_file(const char *path, size_t *size)
-{
-    FILE *file = open_plain(path);
-    if (!file)
-        return NULL;
-
-    // Read to the end rather than ask for the size, which not every system's own files have.
-    size_t used = 0, capacity = 16384;
-    char *text = malloc(capacity);
-    while (text) {
-        used += fread(text + used, 1, capacity - used - 1, file);
-        if (used + 1 < capacity)
-            break;
-        char *larger = capacity <= CLA_OS_MOST_READ ? realloc(text, capacity * 2) : NULL;
-        if (!larger)
-            free(text);
-        text = larger;
-        capacity *= 2;
-    }
-    if (text && ferror(file)) {
-        free(text);
-        text = NULL;
-    }
-    fclose(file);
-    if (!text)
-        return NULL;
-    text[used] = '\0';
-    if (size)
-        *size = used;
-    return text;
-}
-
 bool cla_os_is_folder(const char *path)
 {
 #if defined(_WIN32)

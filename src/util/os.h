@@ -19,8 +19,8 @@ void cla_os_lib_close(void *lib);
 // Path of the shared library or program that holds `symbol`; false if it cannot be had.
 bool cla_os_path_of(const void *symbol, char *path, size_t size);
 
-// Whole file as a NUL-terminated string the caller frees, NULL if it cannot be read, is no plain
-// file or has more than twice as many bytes.
+// Whole file as a NUL-terminated string the caller frees, NULL with errno if it cannot be read, is
+// no plain file (EINVAL) or has more than twice as many bytes (EFBIG).
 enum { CLA_OS_MOST_READ = 1 << 24 };
 char *cla_os_read_file(const char *path, size_t *size);
 

@@ -22,6 +22,7 @@
 #include <cmocka.h>
 
 #include "ocl/cache.h"
+#include "util/host_facts.h"
 #include "portable.h"
 #include "record_log.h"
 
@@ -264,13 +265,19 @@ static void every_part_of_the_key_counts(void **state)
     assert_int_equal(walk(NULL), ROWS);
 }
 
+enum { TEXTS = 9, FACTS = 16 };
+
 static cl_int CL_API_CALL device_info(cl_device_id device, cl_device_info fact, size_t size,
                                       void *value, size_t *needed)
 {
-    // The "device" is a list of texts: each fact has its own.
+    // The "device" is a list of texts: each fact has its own, some of the platform, then numbers.
     static const cl_device_info texts[] = {CL_DEVICE_NAME, CL_DEVICE_VENDOR, CL_DRIVER_VERSION,
                                            CL_DEVICE_VERSION, CL_DEVICE_OPENCL_C_VERSION,
                                            CL_DEVICE_EXTENSIONS};
+    static const cl_device_info numbers[FACTS - TEXTS] = {
+        CL_DEVICE_LOCAL_MEM_SIZE, CL_DEVICE_TYPE, CL_DEVICE_VENDOR_ID, CL_DEVICE_ADDRESS_BITS,
+        CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT, CL_DEVICE_MAX_WORK_GROUP_SIZE,
+        CL_DEVICE_LOCAL_MEM_TYPE};
     const char *const *list = (const char *const *)(const void *)device;
     for (int i = 0; i < 6; i++)
         if (fact == texts[i]) {
@@ -284,11 +291,12 @@ static cl_int CL_API_CALL device_info(cl_device_id device, cl_device_info fact, 
         memcpy(value, &list, sizeof list);
         return CL_SUCCESS;
     }
-    if (fact == CL_DEVICE_LOCAL_MEM_SIZE) {
-        const cl_ulong n = strtoull(list[9], NULL, 10);
-        memcpy(value, &n, sizeof n);
-        return CL_SUCCESS;
-    }
+    for (int i = TEXTS; i < FACTS; i++)
+        if (fact == numbers[i - TEXTS]) {
+            const cl_ulong n = strtoull(list[i], NULL, 10);
+            memcpy(value, &n, sizeof n);
+            return CL_SUCCESS;
+        }
     return CL_INVALID_VALUE; // a fact that this driver does not know
 }
 
@@ -315,8 +323,9 @@ static char *facts_of(const char *const *list)
 static void every_fact_of_a_device_counts(void **state)
 {
     (void)state;
-    const char *list[10] = {"name", "vendor", "driver 1", "OpenCL 3.0", "OpenCL C 1.2",
-                            "cl_khr_x", "platform", "its vendor", "OpenCL 3.0 p", "32768"};
+    const char *list[FACTS] = {"name", "vendor", "driver 1", "OpenCL 3.0", "OpenCL C 1.2",
+                               "cl_khr_x", "platform", "its vendor", "OpenCL 3.0 p", "32768",
+                               "2", "4318", "64", "8", "4096", "1"};
     char *before = facts_of(list), *again = facts_of(list);
     assert_string_equal(before, again);
     free(again);
@@ -324,9 +333,13 @@ static void every_fact_of_a_device_counts(void **state)
     snprintf(version, sizeof version, "%d.%d.%d", CLATTN_VERSION_MAJOR, CLATTN_VERSION_MINOR,
              CLATTN_VERSION_PATCH);
     assert_non_null(strstr(before, version));
-    for (int i = 0; i < 10; i++) {
+    char *cpu = cla_host_cpu(); // of which compilers on the CPU make use
+    assert_non_null(cpu);
+    assert_non_null(strstr(before, cpu));
+    free(cpu);
+    for (int i = 0; i < FACTS; i++) {
         const char *was = list[i];
-        list[i] = i == 9 ? "16384" : "changed";
+        list[i] = i >= TEXTS ? "16384" : "changed";
         char *other = facts_of(list);
         assert_string_not_equal(before, other);
         free(other);

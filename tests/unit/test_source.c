@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -211,6 +212,36 @@ static void the_error_lists_all_places(void **state)
     assert_null(strstr(record.text, "$CLATTN_KERNEL_DIR"));
 }
 
+#if !defined(_WIN32)
+// What is there but cannot be read is not passed over for the embedded copy.
+static void what_cannot_be_read_is_refused(void **state)
+{
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/abi.h", folders.a);
+    assert_int_equal(mkdir(path, 0700), 0); // a folder of that name
+    expect_refused(folders.a, "abi.h", "plain file");
+    put(folders.a, "top.cl", "#include \"abi.h\"\n");
+    expect_refused(folders.a, "top.cl", "plain file");
+    assert_int_equal(rmdir(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    expect_refused(folders.a, "abi.h", "plain file");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink("abi.h", path), 0); // to itself
+    expect_refused(folders.a, "abi.h", "cannot be read");
+    assert_int_equal(unlink(path), 0);
+    if (geteuid() != 0) {
+        put(folders.a, "abi.h", "text\n");
+        assert_int_equal(chmod(path, 0), 0);
+        expect_refused(folders.a, "abi.h", "permission");
+    }
+    put(folders.b, "abi.h", "text\n");
+    snprintf(path, sizeof path, "%s/abi.h", folders.b);
+    assert_int_equal(truncate(path, (off_t)6 << 24), 0);
+    expect_refused(folders.b, "abi.h", "too large");
+}
+#endif
+
 static void zero_bytes_are_refused(void **state)
 {
     (void)state;
@@ -311,6 +342,9 @@ int main(void)
         TEST(the_first_folder_wins),
         TEST(no_mixing_of_folders),
         TEST(the_error_lists_all_places),
+#if !defined(_WIN32)
+        TEST(what_cannot_be_read_is_refused),
+#endif
         TEST(zero_bytes_are_refused),
         TEST(number_of_files_is_bounded),
         TEST(embedded_copy_is_the_last_resort),

@@ -23,7 +23,11 @@
 #if defined(__linux__)
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #endif
 
 #include <cmocka.h>
@@ -147,6 +151,26 @@ static void the_processor_is_the_same_each_time(void **state)
     free(first);
 }
 
+#if defined(__linux__) && defined(__x86_64__)
+// What tells processors apart is in it: their name, and the instructions that they have.
+static void the_processor_is_told_apart(void **state)
+{
+    (void)state;
+    unsigned r[4] = {0};
+    char expected[64];
+    char *text = cla_host_cpu();
+    assert_non_null(text);
+    static const unsigned leaves[] = {1, 7, 0x80000002u, 0x80000003u, 0x80000004u};
+    for (size_t i = 0; i < sizeof leaves / sizeof *leaves; i++) {
+        if (!__get_cpuid_count(leaves[i], 0, &r[0], &r[1], &r[2], &r[3]))
+            continue;
+        snprintf(expected, sizeof expected, "%08x %08x\n", r[2], r[3]);
+        assert_non_null(strstr(text, expected));
+    }
+    free(text);
+}
+#endif
+
 static void environment_is_chosen_and_sorted(void **state)
 {
     (void)state;
@@ -221,6 +245,35 @@ static void a_file_comes_back(void **state)
     cla_store_remove(dir, "one");
     assert_int_equal(read_text("one", text, sizeof text), CLA_STORE_NONE);
 }
+
+#if defined(__linux__)
+static int synced; // how often this process has written a file through to the disk
+static struct stat synced_file;
+static bool one_was_there;
+
+int fsync(int file)
+{
+    synced++;
+    fstat(file, &synced_file);
+    one_was_there = access(path_of("one"), F_OK) == 0;
+    return (int)syscall(SYS_fsync, file);
+}
+
+// All of it, before it has its name: a system that stops leaves the old file or the new one.
+static void a_file_is_on_the_disk_before_it_has_its_name(void **state)
+{
+    (void)state;
+    struct stat s;
+    assert_true(cla_store_open(dir, why, sizeof why));
+    synced = 0;
+    write_ok("one", "first");
+    assert_int_equal(synced, 1);
+    assert_int_equal(synced_file.st_size, 5);
+    assert_false(one_was_there);
+    assert_int_equal(stat(path_of("one"), &s), 0);
+    assert_true(s.st_ino == synced_file.st_ino);
+}
+#endif
 
 static void what_others_can_write_is_refused(void **state)
 {
@@ -673,9 +726,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hash_of_the_papers_vectors),
         cmocka_unit_test(the_processor_is_the_same_each_time),
+#if defined(__linux__) && defined(__x86_64__)
+        cmocka_unit_test(the_processor_is_told_apart),
+#endif
         cmocka_unit_test(environment_is_chosen_and_sorted),
         cmocka_unit_test(default_path),
         TEST(a_file_comes_back),
+#if defined(__linux__)
+        TEST(a_file_is_on_the_disk_before_it_has_its_name),
+#endif
         TEST(what_others_can_write_is_refused),
         TEST(links_and_other_things_are_refused),
         TEST(links_above_the_folder_are_followed),

@@ -358,6 +358,37 @@ static void test_builtin_table(void **state)
     cla_tune_free(&t);
 }
 
+// Behind a file that leaves no room for them, or for one.
+static void test_builtin_behind_a_full_file(void **state)
+{
+    (void)state;
+    struct cla_tune table = {.rows = 0};
+    char why[CLA_TUNE_WHY];
+    assert_true(cla_tune_parse(cla_tune_table, strlen(cla_tune_table), true, &table, why));
+    assert_true(table.rows > 0);
+    const struct cla_tune_device of = table.device[table.row[0].device];
+    int rows = 0, stale = 0, left_out = -1;
+    cla_tune_select(&table, &of, &stale);
+    rows = table.rows;
+    cla_tune_free(&table);
+    assert_true(rows > 0);
+    for (int room = 0; room < 2; room++) {
+        struct cla_tune full = {.rows = 0};
+        struct cla_tune_device other = {.name = "another"};
+        for (int d = 0; d < CLA_TUNE_ROWS - room; d++)
+            assert_true(cla_tune_add_device(&full, &other));
+        assert_true(cla_tune_add_builtin(&full, &of, &left_out));
+        assert_int_equal(full.rows, room);
+        assert_int_equal(left_out, rows - room);
+        cla_tune_free(&full);
+    }
+    struct cla_tune empty = {.rows = 0};
+    assert_true(cla_tune_add_builtin(&empty, &of, &left_out));
+    assert_int_equal(empty.rows, rows);
+    assert_int_equal(left_out, 0);
+    cla_tune_free(&empty);
+}
+
 // ---- planning ----------------------------------------------------------------------------------
 
 static struct cla_ranking ranking;
@@ -695,6 +726,7 @@ int main(void)
         cmocka_unit_test(test_look_up),
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_builtin_table),
+        cmocka_unit_test(test_builtin_behind_a_full_file),
         cmocka_unit_test(test_tuned_comes_first),
         cmocka_unit_test(test_nothing_measured),
         cmocka_unit_test(test_illegal_rows),
