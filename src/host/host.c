@@ -225,6 +225,14 @@ static struct cla_host_job whole_job(const struct cut *c, int64_t head, int64_t 
     return job;
 }
 
+// Whether a packed sequence is too short to have the tile. Beside a long one most tiles are such.
+static bool is_past_end(const struct cut *c, int64_t head, int64_t tile)
+{
+    const struct cla_problem *p = c->f.p;
+    const int32_t *cu = c->f.mem->cu_q + head / p->heads_kv;
+    return ((int64_t)cu[1] - cu[0]) * p->group <= tile * c->tile_q;
+}
+
 static void run_job(const struct cut *c, int64_t id, int32_t thread)
 {
     const int64_t split = id % c->splits;
@@ -232,6 +240,8 @@ static void run_job(const struct cut *c, int64_t id, int32_t thread)
     // Late rows see most keys under a causal mask: heavy tiles first.
     const int64_t tile = c->tiles - 1 - at % c->tiles;
     struct sequence s;
+    if (c->f.p->packed_q && c->f.mem->sorted_q && is_past_end(c, at / c->tiles, tile))
+        return;
     struct cla_host_job job = whole_job(c, at / c->tiles, tile, &s);
     if (job.rows == 0)
         return;

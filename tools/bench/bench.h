@@ -120,6 +120,9 @@ int bench_take_variants(struct bench_options *opt, const char *shown, const char
 void bench_apply(const struct bench_features *f, struct bench_row *row);
 void bench_finish(struct bench_row *row);
 
+// Whether its packed tokens and pages are few enough to be counted.
+bool bench_counts(const struct tool_problem *p);
+
 // Sequence b: its lengths, its first tokens where they are packed, and the key of its query 0.
 struct bench_sequence {
     int32_t len_q, len_kv;

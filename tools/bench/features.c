@@ -191,15 +191,22 @@ static int32_t draw(int32_t length, int32_t b)
     return b == 0 ? length : length - (int32_t)(part * (length / 2 + 1));
 }
 
-// Tokens before sequence b.
-static int64_t tokens_before(int32_t length, int32_t b)
-{
-    int64_t sum = 0;
+// Tokens before sequence b. One sequence after the other is asked for, so the last sum is kept.
+struct tokens {
+    int32_t length, b;
+    int64_t sum;
+};
 
-    for (int32_t n = 0; n < b; n++)
-        sum += draw(length, n);
-    return sum;
+static int64_t tokens_before(struct tokens *last, int32_t length, int32_t b)
+{
+    if (last->length != length || last->b > b)
+        *last = (struct tokens){.length = length};
+    for (; last->b < b; last->b++)
+        last->sum += draw(length, last->b);
+    return last->sum;
 }
+
+static struct tokens queries, keys;
 
 struct bench_sequence bench_sequence(const struct tool_problem *p, int32_t b)
 {
@@ -207,8 +214,8 @@ struct bench_sequence bench_sequence(const struct tool_problem *p, int32_t b)
     struct bench_sequence s = {.len_q = p->packed_q ? draw(p->len_q, b) : p->len_q,
                                .len_kv = ragged_kv ? draw(p->len_kv, b) : p->len_kv};
 
-    s.first_q = p->packed_q ? tokens_before(p->len_q, b) : 0;
-    s.first_kv = p->packed_kv ? tokens_before(p->len_kv, b) : 0;
+    s.first_q = p->packed_q ? tokens_before(&queries, p->len_q, b) : 0;
+    s.first_kv = p->packed_kv ? tokens_before(&keys, p->len_kv, b) : 0;
     s.off = p->align == CLATTN_ALIGN_TOP_LEFT ? 0 : (int64_t)s.len_kv - s.len_q;
     return s;
 }
@@ -226,6 +233,12 @@ void bench_range(const struct tool_problem *p, const struct bench_sequence *s, i
         *last = at;
 }
 
+// As the library counts tokens and pages.
+static int32_t count(int64_t n)
+{
+    return n < INT32_MAX ? (int32_t)n : INT32_MAX;
+}
+
 void bench_finish(struct bench_row *row)
 {
     struct tool_problem *p = &row->p;
@@ -239,8 +252,14 @@ void bench_finish(struct bench_row *row)
     p->packed_q = row->packed;
     p->packed_kv = row->packed && !p->page_size;
     p->kv_lens = p->kv_lens || (row->packed && p->page_size);
-    p->total_q = p->packed_q ? (int32_t)tokens_before(p->len_q, p->batch) : 0;
-    p->total_kv = p->packed_kv ? (int32_t)tokens_before(p->len_kv, p->batch) : 0;
-    p->max_pages = p->page_size ? (p->len_kv + p->page_size - 1) / p->page_size : 0;
-    p->num_pages = p->max_pages * p->batch;
+    p->total_q = p->packed_q ? count(tokens_before(&queries, p->len_q, p->batch)) : 0;
+    p->total_kv = p->packed_kv ? count(tokens_before(&keys, p->len_kv, p->batch)) : 0;
+    p->max_pages =
+        p->page_size ? count(((int64_t)p->len_kv + p->page_size - 1) / p->page_size) : 0;
+    p->num_pages = count((int64_t)p->max_pages * p->batch);
+}
+
+bool bench_counts(const struct tool_problem *p)
+{
+    return p->total_q < INT32_MAX && p->total_kv < INT32_MAX && p->num_pages < INT32_MAX;
 }

@@ -403,7 +403,7 @@ static int take_option(void *user, int index, const char *shown, const char *val
 }
 
 // What is the same for all rows, and what follows from the rest.
-static void finish_row(const struct bench_options *opt, struct bench_row *row)
+static int finish_row(const struct bench_options *opt, struct bench_row *row)
 {
     const struct tool_problem *p = &row->p;
 
@@ -411,6 +411,11 @@ static void finish_row(const struct bench_options *opt, struct bench_row *row)
     row->softmax_rows = opt->softmax_rows ? opt->softmax_rows
                                           : (int64_t)p->batch * p->heads_q * p->len_q;
     row->softmax_len = opt->softmax_len ? opt->softmax_len : p->len_kv;
+    if (!bench_counts(p))
+        return tool_fail(TOOL_USE, "a problem of batch %d, %d queries and %d keys has 2^31 packed "
+                                   "tokens or pages, or more", (int)p->batch, (int)p->len_q,
+                         (int)p->len_kv);
+    return 0;
 }
 
 // --kernel is for all that are named, but with "all" for those that have shapes.
@@ -500,7 +505,7 @@ int bench_options(int argc, char **argv, struct bench_options *opt)
     for (int i = 0; !code && i < parser->sweeps; i++)
         code = apply_sweep(opt, &parser->sweep[i]);
     for (int i = 0; !code && i < opt->rows; i++)
-        finish_row(opt, &opt->row[i]);
+        code = finish_row(opt, &opt->row[i]);
     free(parser);
     return code;
 }
