@@ -226,7 +226,10 @@ clattn_status cla_append_op(clattn_context *ctx, const clattn_append_call *in,
                          "2 x batch %d x heads %d x len_new %d overflows 64 bits", (int)c.batch,
                          (int)c.heads, (int)c.len_new));
     CLA_TRY(add_buffers(out, &c));
-    for (int32_t b = 0; b < c.batch; b++)
+    // Without numbers of their own all sequences are as the first one.
+    const bool own = cla_op_host_ints(&c.lens) || cla_op_host_ints(&c.new_lens) ||
+                     cla_op_host_ints(&c.page_table) || cla_op_host_ints(&c.rotary.offsets);
+    for (int32_t b = 0; b < c.batch && (own || b == 0); b++)
         CLA_TRY(check_sequence(log, &c, b));
     fill(out, &c);
 done:

@@ -120,10 +120,10 @@ static clattn_status add_buffers(struct cla_rotate_op *out, const clattn_rotary_
     cla_op_same(op, X, Y);
     CLA_TRY(cla_op_check_overlaps(op));
     const int32_t *first = cla_op_host_ints(&c->rotary.offsets);
-    for (int32_t b = 0; b < c->batch; b++)
-        if (first || c->rotary.offsets.kind == CLATTN_BUF_ABSENT)
-            CLA_TRY(cla_rotary_check_positions(&op->ctx->log, &c->rotary, b, first ? first[b] : 0,
-                                               c->len));
+    const int32_t known = first ? c->batch : c->rotary.offsets.kind == CLATTN_BUF_ABSENT;
+    for (int32_t b = 0; b < known && b < c->batch; b++)
+        CLA_TRY(cla_rotary_check_positions(&op->ctx->log, &c->rotary, b, first ? first[b] : 0,
+                                           c->len));
 done:
     return st;
 }

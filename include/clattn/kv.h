@@ -27,7 +27,8 @@
 ///     CLATTN_ERR_BUFFER_TOO_SMALL  one of them is short
 ///     CLATTN_ERR_OVERLAP           an output overlaps another buffer without being it
 ///     CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context
-///     CLATTN_ERR_UNSUPPORTED       int8, where only caches may have it
+///     CLATTN_ERR_UNSUPPORTED       int8, where only caches may have it; more than 2^30 channels;
+///                                  more rows than a launch on a 32-bit host can have
 ///     CLATTN_ERR_NO_OPENCL         an OpenCL context after fork() or at the process's end
 ///     CLATTN_ERR_FILE, CLATTN_ERR_BUILD  the kernel, with CLATTN_NO_FALLBACK
 ///     CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out

@@ -77,7 +77,7 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
     if (is_long(call->len_kv))
         args.flags |= CLA_FWD_LONG_ROWS;
     const int64_t strips = strips_of(p, &ctx->caps, call->batch, args.num_tiles);
-    const size_t groups = (size_t)strips * (size_t)p->heads_kv * (size_t)call->batch;
+    const uint64_t groups = (uint64_t)strips * (uint64_t)p->heads_kv * (uint64_t)call->batch;
     return cla_tiled_launch(ctx, prepared, 0, &args, call, groups, submit);
 }
 

@@ -53,6 +53,10 @@ clattn_status cla_op_tensor(struct cla_op *op, const char *name, const clattn_te
     const struct cla_checker c = checker(op);
     const int64_t e = (int64_t)cla_dtype_bytes(dtype);
     struct cla_tensor out = {0};
+    // Kernels count channels in int, by several at a time.
+    if (dim > CLA_OP_CHANNELS)
+        return cla_fail(c.log, CLATTN_ERR_UNSUPPORTED, "%s has %lld channels, more than %d", name,
+                        (long long)dim, (int)CLA_OP_CHANNELS);
     clattn_status st =
         cla_check_tensor(&c, name, t, extent, dim, dtype, role != CLA_OP_IN, &out);
     if (st != CLATTN_OK)

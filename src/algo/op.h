@@ -15,6 +15,8 @@ enum cla_op_role {
     CLA_OP_KEEPS // some of its elements are written
 };
 
+enum { CLA_OP_CHANNELS = 1 << 30 }; // of a tensor, at most
+
 // One checked call. Points into itself and at `data`: not to be copied.
 struct cla_op {
     clattn_context *ctx;

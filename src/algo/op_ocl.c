@@ -70,11 +70,9 @@ static clattn_status launch(const struct cla_op *op, const struct cla_kernels *k
         arg[1 + i] = (struct cla_arg){
             sizeof(cl_mem), op->buf[own].kind == CLATTN_BUF_CL_MEM ? &op->buf[own].ptr : NULL};
     }
-    const size_t local = (size_t)op->items;
-    const size_t global = (size_t)op->rows * local;
-    return cla_kernels_enqueue(kernels, &op->ctx->log, arg, 1 + (unsigned)op->num_bufs,
-                               submit->queue, 1, &global, &local, submit->num_wait, submit->wait,
-                               submit->done);
+    return cla_kernels_enqueue_groups(kernels, &op->ctx->log, arg, 1 + (unsigned)op->num_bufs,
+                                      submit->queue, (uint64_t)op->rows, (size_t)op->items,
+                                      submit->num_wait, submit->wait, submit->done);
 }
 
 // ---- blocking ----------------------------------------------------------------------------------

@@ -32,10 +32,9 @@ static clattn_status launch_one(clattn_context *ctx, const struct cla_softmax_ke
     for (int i = 0; i < 4; i++)
         arg[1 + i] = (struct cla_arg){
             sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
-    const size_t local = (size_t)k->shape.items;
-    const size_t global = (size_t)call->rows * (size_t)args->parts * local;
-    return cla_kernels_enqueue(k->kernel[which], &ctx->log, arg, 5, queue, 1, &global, &local,
-                               num_wait, wait, done);
+    return cla_kernels_enqueue_groups(k->kernel[which], &ctx->log, arg, 5, queue,
+                                      (uint64_t)call->rows * (uint64_t)args->parts,
+                                      (size_t)k->shape.items, num_wait, wait, done);
 }
 
 // One kernel, or two or three behind each other by events, since the queue may be out of order.

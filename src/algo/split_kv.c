@@ -153,8 +153,8 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
     cl_event parts = NULL;
     cla_tiled_args(p, tile, call, &args);
     args.num_splits = num_splits(p, &ctx->caps, tile, &e);
-    const size_t groups = (size_t)args.num_tiles * (size_t)args.num_splits *
-                          (size_t)p->heads_kv * (size_t)call->batch;
+    const uint64_t groups = (uint64_t)args.num_tiles * (uint64_t)args.num_splits *
+                            (uint64_t)p->heads_kv * (uint64_t)call->batch;
     // What a work-item of merge.cl does for each part, from above.
     if ((ctx->caps.quirks & CLA_QUIRK_LOOP_LIMIT) &&
         (int64_t)args.num_splits * (2 + p->dim_v) > CLA_LOOP_LIMIT)
@@ -169,7 +169,8 @@ static clattn_status launch(clattn_context *ctx, const struct cla_problem *p,
     const struct cla_submit first = {submit->queue, submit->num_wait, submit->wait, &parts};
     CLA_TRY(cla_tiled_launch(ctx, prepared, 0, &args, call, groups, &first));
     const struct cla_submit second = {submit->queue, 1, &parts, submit->done};
-    const size_t rows = (size_t)call->batch * (size_t)p->heads_q * (size_t)call->len_q;
+    const uint64_t rows =
+        (uint64_t)call->batch * (uint64_t)p->heads_q * (uint64_t)call->len_q;
     CLA_TRY(cla_tiled_launch(ctx, prepared, 1, &args, call, rows, &second));
 done:
     if (parts)

@@ -363,7 +363,7 @@ size_t cla_tiled_local(const struct cla_tile *tile)
 
 clattn_status cla_tiled_launch(clattn_context *ctx, const struct cla_prepared *prepared, int which,
                                const struct cla_fwd_args *args, const struct cla_call *call,
-                               size_t groups, const struct cla_submit *submit)
+                               uint64_t groups, const struct cla_submit *submit)
 {
     const clattn_buf *const bufs[CLA_SLOTS] = {
         [CLA_SLOT_Q] = &call->q.buf, [CLA_SLOT_K] = &call->k.buf, [CLA_SLOT_V] = &call->v.buf,
@@ -380,10 +380,10 @@ clattn_status cla_tiled_launch(clattn_context *ctx, const struct cla_prepared *p
             sizeof(cl_mem), bufs[i]->kind == CLATTN_BUF_CL_MEM ? &bufs[i]->ptr : NULL};
     // In one dimension, so that a driver cannot mix the heads that its threads work on at a time:
     // 91 -> 124 GFLOP/s of the vector shape with 64 channels on Intel's CPU runtime.
-    const size_t local = cla_tiled_local(&prepared->tile), global = groups * local;
-    return cla_kernels_enqueue(prepared->kernels[which], &ctx->log, arg, CLA_SLOTS,
-                               (cl_command_queue)submit->queue, 1, &global, &local,
-                               submit->num_wait, submit->wait, submit->done);
+    return cla_kernels_enqueue_groups(prepared->kernels[which], &ctx->log, arg, CLA_SLOTS,
+                                      (cl_command_queue)submit->queue, groups,
+                                      cla_tiled_local(&prepared->tile), submit->num_wait,
+                                      submit->wait, submit->done);
 }
 
 clattn_status cla_tiled_launch_rows(clattn_context *ctx, const struct cla_problem *p,
@@ -392,7 +392,8 @@ clattn_status cla_tiled_launch_rows(clattn_context *ctx, const struct cla_proble
 {
     struct cla_fwd_args args;
     cla_tiled_args(p, &prepared->tile, call, &args);
-    const size_t groups = (size_t)args.num_tiles * (size_t)p->heads_kv * (size_t)call->batch;
+    const uint64_t groups =
+        (uint64_t)args.num_tiles * (uint64_t)p->heads_kv * (uint64_t)call->batch;
     return cla_tiled_launch(ctx, prepared, 0, &args, call, groups, submit);
 }
 

@@ -78,7 +78,7 @@ size_t cla_tiled_local(const struct cla_tile *tile);
 // Enqueues kernel `which`, which has all slots of abi.h, in one dimension of `groups` work-groups.
 clattn_status cla_tiled_launch(clattn_context *ctx, const struct cla_prepared *prepared, int which,
                                const struct cla_fwd_args *args, const struct cla_call *call,
-                               size_t groups, const struct cla_submit *submit);
+                               uint64_t groups, const struct cla_submit *submit);
 
 // The launch of an algorithm of one kernel without workspace, a work-group for each tile of rows.
 clattn_status cla_tiled_launch_rows(clattn_context *ctx, const struct cla_problem *p,

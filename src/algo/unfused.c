@@ -309,13 +309,11 @@ static clattn_status softmax(const struct way *r)
     const struct cla_call *c = r->call;
     const bool own_pass = has_scores_pass(r->p) || c->scale <= 0.0f;
     if (own_pass) {
-        const size_t local = (size_t)r->prepared->tile.items_k;
-        const size_t global = (size_t)r->l.rows * local;
         struct cla_arg arg[CLA_UNFUSED_SLOT + 1];
         row_args(r, arg);
-        CLA_TRY(cla_kernels_enqueue(r->prepared->kernels[SCORES], &r->ctx->log, arg,
-                                    CLA_UNFUSED_SLOT + 1, r->queue, 1, &global, &local, 0, NULL,
-                                    NULL));
+        CLA_TRY(cla_kernels_enqueue_groups(r->prepared->kernels[SCORES], &r->ctx->log, arg,
+                                           CLA_UNFUSED_SLOT + 1, r->queue, (uint64_t)r->l.rows,
+                                           (size_t)r->prepared->tile.items_k, 0, NULL, NULL));
         CLA_TRY(next_step(r));
     }
     const clattn_buf w = {.kind = CLATTN_BUF_CL_MEM, .ptr = r->workspace};

@@ -169,3 +169,16 @@ clattn_status cla_kernels_enqueue(const struct cla_kernels *k, const struct cla_
     put(k, kernel);
     return st;
 }
+
+clattn_status cla_kernels_enqueue_groups(const struct cla_kernels *k, const struct cla_log *log,
+                                         const struct cla_arg *args, unsigned n,
+                                         cl_command_queue queue, uint64_t groups, size_t local,
+                                         cl_uint num_wait, const cl_event *wait, cl_event *done)
+{
+    size_t global = 0;
+    if (__builtin_mul_overflow(groups, local, &global))
+        return cla_fail(log, CLATTN_ERR_UNSUPPORTED,
+                        "%llu work-groups of %zu work-items are more than a launch can have here",
+                        (unsigned long long)groups, local);
+    return cla_kernels_enqueue(k, log, args, n, queue, 1, &global, &local, num_wait, wait, done);
+}

@@ -5,6 +5,7 @@
 #define CLA_OCL_LAUNCH_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "ocl/api.h"
 
@@ -33,5 +34,12 @@ clattn_status cla_kernels_enqueue(const struct cla_kernels *k, const struct cla_
                                   const struct cla_arg *args, unsigned n, cl_command_queue queue,
                                   unsigned dims, const size_t *global, const size_t *local,
                                   cl_uint num_wait, const cl_event *wait, cl_event *done);
+
+// The same with `groups` work-groups of `local` work-items in one dimension; refused where a size_t
+// of this machine does not hold the number of work-items.
+clattn_status cla_kernels_enqueue_groups(const struct cla_kernels *k, const struct cla_log *log,
+                                         const struct cla_arg *args, unsigned n,
+                                         cl_command_queue queue, uint64_t groups, size_t local,
+                                         cl_uint num_wait, const cl_event *wait, cl_event *done);
 
 #endif // CLA_OCL_LAUNCH_H

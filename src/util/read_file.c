@@ -8,7 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#if !defined(_WIN32)
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <io.h>
+#include <windows.h>
+#else
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,7 +24,13 @@
 static FILE *open_plain(const char *path)
 {
 #if defined(_WIN32)
-    return fopen(path, "rb");
+    FILE *stream = fopen(path, "rb");
+    if (stream && GetFileType((HANDLE)_get_osfhandle(_fileno(stream))) != FILE_TYPE_DISK) {
+        fclose(stream);
+        errno = EINVAL;
+        return NULL;
+    }
+    return stream;
 #else
     struct stat s;
     const int file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);

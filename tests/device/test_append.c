@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "thread.h"
 
@@ -446,6 +447,8 @@ static void test_refusals(void **state)
     REFUSE(t.call.heads = 0, INVALID, "heads is 0");
     REFUSE(t.call.dim_k = 0, INVALID, "dim_k is 0");
     REFUSE(t.call.dim_v = -3, INVALID, "dim_v is -3");
+    REFUSE(t.call.dim_k = INT32_MAX, CLATTN_ERR_UNSUPPORTED, "k_new has 2147483647 channels");
+    REFUSE(t.call.dim_v = INT32_MAX, CLATTN_ERR_UNSUPPORTED, "v_new has 2147483647 channels");
     REFUSE(t.call.capacity = 9, INVALID, "capacity 9");
     REFUSE(t.call.page_size = 0, INVALID, "page_size is 0");
     REFUSE(t.call.page_table.kind = 0, CLATTN_ERR_BUFFER_MISSING, "page_table is absent");
@@ -481,6 +484,20 @@ static void test_refusals(void **state)
     KV_RUN(clattn_append_run(kd.ctx, &t.call));
     check_caches(&t, in_cache);
     EACH(&t, tens_free);
+}
+
+// Nothing new for as many sequences as there can be: a minute of looking at each, without cause.
+static void test_nothing_for_many(void **state)
+{
+    clattn_append_call c;
+    (void)state;
+    clattn_append_call_init(&c, sizeof c);
+    c.batch = INT32_MAX;
+    c.heads = 1;
+    c.dim_k = 4;
+    const clock_t begin = clock();
+    KV_RUN(clattn_append_run(kd.ctx, &c));
+    assert_true((clock() - begin) / CLOCKS_PER_SEC < 2);
 }
 
 // ---- attention ---------------------------------------------------------------------------------
@@ -626,6 +643,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_types),      cmocka_unit_test(test_options),
         cmocka_unit_test(test_interleaved), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_faults),     cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_nothing_for_many),
         cmocka_unit_test(test_attention),  cmocka_unit_test(test_threads),
     };
     return kv_main("append", argc, argv, tests, sizeof tests / sizeof *tests);

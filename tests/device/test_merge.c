@@ -393,6 +393,7 @@ static void test_refusals(void **state)
     REFUSE(m.call.heads = 0, CLATTN_ERR_INVALID_ARGUMENT, "heads is 0");
     REFUSE(m.call.len_q = -2, CLATTN_ERR_INVALID_ARGUMENT, "len_q is -2");
     REFUSE(m.call.dim_v = 0, CLATTN_ERR_INVALID_ARGUMENT, "dim_v is 0");
+    REFUSE(m.call.dim_v = INT32_MAX, CLATTN_ERR_UNSUPPORTED, "has 2147483647 channels");
     REFUSE(m.call.dtype_parts = 7, CLATTN_ERR_INVALID_ARGUMENT, "dtype_parts is 7");
     REFUSE(m.call.dtype_o = CLATTN_DTYPE_I8, CLATTN_ERR_UNSUPPORTED, "dtype_o is 3");
     REFUSE(m.call.parts = NULL, CLATTN_ERR_INVALID_ARGUMENT, "parts is NULL");

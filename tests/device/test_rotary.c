@@ -323,6 +323,7 @@ static void test_refusals(void **state)
     REFUSE(t.call.heads = 0, CLATTN_ERR_INVALID_ARGUMENT, "heads is 0");
     REFUSE(t.call.len = -1, CLATTN_ERR_INVALID_ARGUMENT, "len is -1");
     REFUSE(t.call.dim = 0, CLATTN_ERR_INVALID_ARGUMENT, "dim is 0");
+    REFUSE(t.call.dim = INT32_MAX, CLATTN_ERR_UNSUPPORTED, "x has 2147483647 channels");
     REFUSE(t.call.rotary.dim = 15, CLATTN_ERR_INVALID_ARGUMENT, "rotary.dim is 15");
     REFUSE(t.call.rotary.dim = 26, CLATTN_ERR_INVALID_ARGUMENT, "rotary.dim is 26");
     REFUSE(t.call.rotary.dim = 0, CLATTN_ERR_INVALID_ARGUMENT, "rotary.dim is 0");

@@ -12,6 +12,7 @@
 
 #include "ocl/device.h"
 #include "ocl/error.h"
+#include "ocl/launch.h"
 #include "ocl/program.h"
 #include "record_log.h"
 
@@ -635,10 +636,21 @@ static void options_are_numbers(void **state)
     cla_programs_destroy(&programs);
 }
 
+static void launches_are_counted_in_size_t(void **state)
+{
+    (void)state;
+    record_start(&record, CLATTN_LOG_WARN);
+    const uint64_t groups = SIZE_MAX / 64 + (uint64_t)1;
+    assert_int_equal(cla_kernels_enqueue_groups(NULL, &record.log, NULL, 0, NULL, groups, 64, 0,
+                                                NULL, NULL), CLATTN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(record.text, "work-groups of 64 work-items"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_are_numbers),
+        cmocka_unit_test(launches_are_counted_in_size_t),
         cmocka_unit_test(error_names),
         cmocka_unit_test(error_status),
         cmocka_unit_test(loader_is_missing),
