@@ -8,7 +8,7 @@
 #
 #   COUNT=500       random combinations on each device; 0 = none
 #   SEED=N          of the first one; default: the time
-#   DIMS=1          0 = no walk over the dimensions
+#   DIMS=1          every DIMS-th dimension; 0 = none
 #   WHERE=cpu       or opencl; default: both
 #   ALGOS=...       algorithms, see CLATTN_TEST_ALGOS; default: all of them
 #
