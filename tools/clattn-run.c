@@ -101,8 +101,8 @@ static clattn_status upload(struct run *r)
     return st;
 }
 
-// O and LSE of tokens that belong to no sequence, which nothing wrote: as of queries that see no
-// key.
+// O and LSE of tokens that belong to no sequence, which nothing wrote: zero and -infinity, also
+// where there are sinks.
 static void fill_stray(const struct run *r)
 {
     const struct tool_problem *p = &r->problem;
@@ -179,7 +179,6 @@ static int save(struct run *r)
 
     tool_tensor_shape(&r->problem, TOOL_O, o_shape);
     tool_lse_shape(&r->problem, lse_shape);
-    tool_outfile_hold_signals();
     int code = save_one("-o", o, &r->o_file, types[r->problem.dtype_o], r->o, 4, o_shape);
     if (!code)
         code = save_one("--lse", lse, &r->lse_file, TOOL_NPY_F32, r->lse, 3, lse_shape);
@@ -189,7 +188,6 @@ static int save(struct run *r)
         code = tool_fail(TOOL_USE, "--lse %s: %s", lse, why);
     tool_outfile_discard(&r->o_file);
     tool_outfile_discard(&r->lse_file);
-    tool_outfile_release_signals();
     return code;
 }
 

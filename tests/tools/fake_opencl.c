@@ -5,6 +5,8 @@
 //   empty               a platform without devices
 //   FUNCTION=FAULT      what happens in FUNCTION: segv, abort, exit (with status 0), hang; noise =
 //                       4 MiB are printed, and all is well; babble = it prints for ever
+//   refuse              clCreateContext() fails
+//   no-compiler         the device has none
 //   FUNCTION=FAULT/WORD the same in clBuildProgram(), only for source texts that hold WORD
 //   load=FAULT          when the library is opened
 //   unload=FAULT        when the process ends
@@ -134,7 +136,7 @@ cl_int clGetDeviceInfo(cl_device_id device, cl_device_info name, size_t size, vo
     const cl_platform_id platform = (cl_platform_id)(void *)&a_platform;
     const size_t items[3] = {256, 256, 64}, group = 256;
     const cl_ulong local = 32768, memory = 1u << 30;
-    const cl_bool yes = CL_TRUE;
+    const cl_bool yes = CL_TRUE, compiler = strcmp(wish(), "no-compiler") != 0;
     const cl_uint units = 4;
     const cl_device_local_mem_type kind = CL_LOCAL;
     switch (name) {
@@ -144,8 +146,9 @@ cl_int clGetDeviceInfo(cl_device_id device, cl_device_info name, size_t size, vo
     case CL_DEVICE_VENDOR: return answer("Fakers", 7, size, value, got);
     case CL_DRIVER_VERSION: return answer("1", 2, size, value, got);
     case CL_DEVICE_VERSION: return answer("OpenCL 1.2", 11, size, value, got);
-    case CL_DEVICE_AVAILABLE:
-    case CL_DEVICE_COMPILER_AVAILABLE: return answer(&yes, sizeof yes, size, value, got);
+    case CL_DEVICE_AVAILABLE: return answer(&yes, sizeof yes, size, value, got);
+    case CL_DEVICE_COMPILER_AVAILABLE:
+        return answer(&compiler, sizeof compiler, size, value, got);
     case CL_DEVICE_MAX_COMPUTE_UNITS:
     case CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT: return answer(&units, sizeof units, size, value, got);
     case CL_DEVICE_MAX_WORK_GROUP_SIZE: return answer(&group, sizeof group, size, value, got);
@@ -169,8 +172,9 @@ cl_context clCreateContext(const cl_context_properties *properties, cl_uint coun
     (void)notify;
     (void)user;
     fault("clCreateContext", NULL);
-    *code = CL_SUCCESS;
-    return (cl_context)(void *)&a_context;
+    const bool refuses = strcmp(wish(), "refuse") == 0;
+    *code = refuses ? CL_DEVICE_NOT_AVAILABLE : CL_SUCCESS;
+    return refuses ? NULL : (cl_context)(void *)&a_context;
 }
 
 cl_int clGetContextInfo(cl_context context, cl_context_info name, size_t size, void *value,

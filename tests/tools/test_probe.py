@@ -111,6 +111,13 @@ class Probe(ProbeCase):
             self.assertTrue(found, name)
             self.check_device(found[0])
 
+    def test_default(self):
+        if not DEVICES:
+            self.skipTest("no OpenCL device")
+        text = self.probe("--dim=16", env={"CLATTN_DEVICE": "cpu"}).stdout
+        self.assertIn("; the default is what $CLATTN_DEVICE names, cpu\n", text)
+        self.assertRegex(self.probe("--dim=16").stdout, r"; the default is \[\d+\] \S")
+
     def test_indices_select(self):
         for device in self.probe_everything()[1]["devices"]:
             # The reference needs no kernels, whose compilation takes long on some drivers.
@@ -380,11 +387,32 @@ class BadDrivers(ProbeCase):
         self.assertEqual(self.left_over(), [])
 
     def test_selection(self):
-        report = self.fake("clCreateContext=abort", "--device", "fake")
+        """What cannot be opened is reported like the rest; none is opened to be found."""
+        for selector in ("0", "fake", "FAKE gpu", "Fake", "gpu"):
+            report = self.fake("clBuildProgram=abort", "--device", selector)
+            self.assertEqual([d["name"] for d in report["devices"]], ["fake GPU"])
+        for fault, says in (("clCreateContext=abort", "signal 6 (Aborted) while opening"),
+                            ("clCreateContext=exit", "exit status 0 while opening"),
+                            ("refuse", "an OpenCL call failed"), ("no-compiler", "not supported")):
+            for args in ([], ["--device", "0"], ["--device", "fake"]):
+                report = self.fake(fault, "--self-test=small", *args)
+                self.assertEqual(len(report["devices"]), 1 if args else 2)
+                device = report["devices"][0]
+                self.assertEqual((device["name"], device["opened"], device["works"]),
+                                 ("fake GPU", False, False))
+                self.assertIn(says, device["status"])
+                self.assertEqual(report["failures"], [])
+        report = self.fake("clGetDeviceIDs=abort", "--device", "fake")
         self.assertEqual(report["devices"], [])
-        self.assertIn("while opening the device that --device names", report["failures"][0]["what"])
-        report = self.fake("clBuildProgram=abort", "--device", "fake")
-        self.assertEqual([d["name"] for d in report["devices"]], ["fake GPU"])
+        self.assertIn("while looking for the device that", report["failures"][0]["what"])
+        for selector in ("2", "fake GPU 2", "9999999999"):
+            self.run_bad(*self.args, "--device", selector, program=PROGRAMS.probe,
+                         says=[selector, "fits none of 2 devices"], env={"FAKE_OPENCL": ""})
+
+    def test_nothing_behind_options(self):
+        for args in (["--"], ["--device", "fake", "--"]):
+            report = self.fake("", *args)
+            self.assertEqual((report["failures"], report["devices"][0]["failures"]), ([], []))
 
     def test_opening(self):
         for fault, what in (("clCreateContext=segv", "opening the device"),
@@ -509,6 +537,19 @@ class BadDrivers(ProbeCase):
             self.assertIs(missing["loads"], False)
             self.assertIs(bad["loads"], when == "use")
             self.assertIn("signal 6", bad["alone"] if when == "use" else bad["why"])
+        # Each driver alone has a folder for as long as it is tried, also where that is cut short.
+        os.mkdir(self.path("tmp"))
+        env = {"OCL_ICD_VENDORS": folder, "OCL_ICD_FILENAMES": "", "FAKE_ICD": "hang",
+               "TMPDIR": self.path("tmp")}
+        with subprocess.Popen([PROGRAMS.probe, "--timeout=2"], env={**os.environ, **env},
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+            while not os.listdir(self.path("tmp")):
+                self.assertIsNone(run.poll())
+                time.sleep(0.01)
+            time.sleep(0.2)
+            run.terminate()
+            self.assertEqual(run.wait(60), -15)
+        self.assertEqual(os.listdir(self.path("tmp")), [])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@ import json
 import math
 import os
 import resource
+import signal
 import stat
+import subprocess
 import sys
+import time
 
 from tool_case import (CPU, DEVICES, INPUTS, PROGRAMS, Folder, attention, main, npy_bytes, pattern,
                        read_npy, size_of, swap_axes)
@@ -323,6 +326,55 @@ class RunReports(Folder):
             done = self.run_program(PROGRAMS.run, *INPUTS, "-o", "o.npy", *CPU, stdout=full)
         self.assertEqual(done.returncode, 2)
         self.assertIn("standard output", done.stderr)
+
+    def test_output_pipes(self):
+        """A pipe has no path, as of a shell's >(gzip). Where the report goes nothing else does."""
+        self.run_ok(*INPUTS, "-o", "o.npy", *CPU)
+        source, sink = os.pipe()
+        self.run_ok(*INPUTS, "-o", f"/dev/fd/{sink}", *CPU, pass_fds=[sink])
+        os.close(sink)
+        with open(source, "rb") as file:
+            self.assertEqual(file.read(), self.content("o.npy"))
+        for option in ("-o", "--lse"):
+            self.run_bad(*INPUTS, option, "/dev/stdout", *CPU, says=[f"{option} /dev/stdout",
+                                                                     "it is standard output"])
+        before = self.tree()
+        with open(self.path("o.npy"), "r+", encoding="utf-8") as file:
+            done = self.run_program(PROGRAMS.run, *INPUTS, "-o", "o.npy", *CPU, stdout=file)
+        self.assertEqual((done.returncode, self.tree()), (2, before))
+        with open("/dev/null", "w", encoding="utf-8") as null:
+            done = self.run_program(PROGRAMS.run, *INPUTS, "-o", "/dev/null", *CPU, stdout=null)
+        self.assertEqual((done.returncode, done.said), (0, ""))
+
+    def test_signals_wait_for_the_files(self):
+        """However many threads there are: what Ctrl-C meets half written is still put in place."""
+        many = (1, 1, 4096, 16)
+        for name in "qkv":
+            self.save(f"{name}.npy", many, [0.5] * size_of(many))
+        before = sorted(os.listdir(self.dir))
+        for number, times in ((signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGHUP, 1),
+                              (signal.SIGINT, 2)):
+            os.mkfifo(self.path("lse.npy"))
+            with subprocess.Popen([PROGRAMS.run, *INPUTS, "-o", "o.npy", "--lse", "lse.npy",
+                                   "--device=cpu", "--threads=3"], cwd=self.dir,
+                                  stdout=subprocess.DEVNULL) as child:
+                while not any(name.startswith(".clattn-") for name in os.listdir(self.dir)):
+                    self.assertIsNone(child.poll())
+                    time.sleep(0.001)
+                time.sleep(0.1)  # O is written now, and LSE's pipe waits for a reader
+                for _ in range(times):
+                    child.send_signal(number)
+                    time.sleep(0.1)
+                if times == 1:  # a second one would not wait
+                    self.assertIsNone(child.poll())
+                    with open(self.path("lse.npy"), "rb") as file:
+                        self.assertEqual(len(file.read()), 128 + 4 * 4096)
+                self.assertEqual(child.wait(60), -number)
+            os.unlink(self.path("lse.npy"))
+            if times == 1:
+                self.assertEqual(read_npy(self.path("o.npy"))[0], many)
+                os.unlink(self.path("o.npy"))
+                self.assertEqual(sorted(os.listdir(self.dir)), before)
 
     def test_disk_full_leaves_nothing(self):
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))

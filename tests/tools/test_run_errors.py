@@ -55,7 +55,7 @@ class RunErrors(Folder):
                 ("--causal", ("yes", "top_left", "1")),
                 ("--window", ("1", "1,", ",1", "-2,0", "0,-2", "1,2,3", "1;2", "x,1", "1, 2",
                               "99999999999,0")),
-                ("--softcap", ("x", "-1", "nan", "inf", "1e39")),
+                ("--softcap", ("x", "-1", "nan", "inf", "1e39", "1e-50")),
                 ("--dtype", ("int8", "F16", "fp16", "half")),
                 ("--kv-dtype", ("i8", "uint8")),
                 ("--bias-dtype", ("int8", "x"))):

@@ -153,11 +153,9 @@ int bench_picture_draw(struct bench_picture *picture, int width, int height,
     if (!script || fflush(script) != 0 || fseek(script, 0, SEEK_SET) != 0)
         code = tool_fail(TOOL_DEVICE, "option %s: no temporary file: %s", picture->shown,
                          strerror(errno));
-    tool_outfile_hold_signals();
     if (!code)
         code = draw_file(picture, script);
     tool_outfile_discard(&picture->out);
-    tool_outfile_release_signals();
     if (script)
         fclose(script);
     return code;

@@ -233,7 +233,6 @@ static int write_trace(struct bench_trace *trace)
     json_object_set(root, "traceEvents", trace->events);
     json_object_set_new(root, "displayTimeUnit", json_string("ms"));
     json_object_set_new(root, "otherData", other);
-    tool_outfile_hold_signals();
     const int to = tool_outfile_open(&trace->out, why, sizeof why);
     if (to >= 0 && json_dumpfd(root, to, flags) != 0)
         snprintf(why, sizeof why, "it cannot be written: %s", strerror(errno));
@@ -242,7 +241,6 @@ static int write_trace(struct bench_trace *trace)
     if (why[0] || !tool_outfile_commit(&trace->out, why, sizeof why))
         code = tool_fail(TOOL_USE, "option --trace %s: %s", trace->path, why);
     tool_outfile_discard(&trace->out);
-    tool_outfile_release_signals();
     json_decref(root);
     return code;
 }

@@ -55,6 +55,16 @@ static char *join(const char *folder, const char *name)
     return path;
 }
 
+// Where the report goes, a file or pipe would hold both.
+static bool is_standard_output(const struct stat *info)
+{
+    struct stat standard;
+
+    return (S_ISREG(info->st_mode) || S_ISFIFO(info->st_mode)) &&
+           fstat(STDOUT_FILENO, &standard) == 0 && standard.st_dev == info->st_dev &&
+           standard.st_ino == info->st_ino;
+}
+
 // A file that is there already: it must be writable and no directory.
 static bool check_existing(struct tool_outfile *out, const char *path, const struct stat *info,
                            char *why, size_t why_size)
@@ -63,13 +73,16 @@ static bool check_existing(struct tool_outfile *out, const char *path, const str
 
     if (S_ISDIR(info->st_mode))
         return refuse(why, why_size, "it is a directory");
+    if (is_standard_output(info))
+        return refuse(why, why_size, "it is standard output, where the report goes");
     if (access(path, W_OK) != 0) {
         snprintf(why, why_size, "it is not writable: %s", strerror(errno));
         return false;
     }
     out->direct = !S_ISREG(info->st_mode);
     out->mode = info->st_mode & 0777;
-    out->path = realpath(path, NULL);
+    // A pipe without a name, as of >(gzip), has no path but this one.
+    out->path = out->direct ? strdup(path) : realpath(path, NULL);
     if (!out->path)
         return refuse(why, why_size, strerror(errno));
     bool ok = out->direct || check_folder(out->path, &folder, why, why_size);
@@ -117,39 +130,87 @@ bool tool_outfile_check(struct tool_outfile *out, const char *path, char *why, s
     return ok;
 }
 
-static sigset_t held;
+// ---- temporary files ----------------------------------------------------------------------------
 
-void tool_outfile_hold_signals(void)
+static const int ends[] = {SIGHUP, SIGINT, SIGTERM};
+enum { ENDS = sizeof ends / sizeof *ends };
+static struct sigaction before[ENDS];
+static volatile sig_atomic_t came; // the signal that waits
+static int temps;                  // files that there are
+
+// Any thread may get the signal, so it is not enough to block it on this one.
+static void hold_back(int number)
 {
-    sigset_t set;
-
-    sigemptyset(&set);
-    sigaddset(&set, SIGHUP);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &set, &held);
+    if (came) { // someone does not want to wait
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    came = number;
 }
 
-void tool_outfile_release_signals(void)
+static void hold_signals(void)
 {
-    pthread_sigmask(SIG_SETMASK, &held, NULL);
+    struct sigaction action = {.sa_handler = hold_back, .sa_flags = SA_RESTART};
+
+    came = 0;
+    sigemptyset(&action.sa_mask);
+    for (int i = 0; i < ENDS; i++) {
+        if (sigaction(ends[i], NULL, &before[i]) == 0 && before[i].sa_handler != SIG_IGN)
+            sigaction(ends[i], &action, NULL);
+    }
+}
+
+static void release_signals(void)
+{
+    for (int i = 0; i < ENDS; i++)
+        sigaction(ends[i], &before[i], NULL);
+    if (came)
+        raise(came);
+}
+
+static int make_temp(struct tool_outfile *out)
+{
+    char *folder = folder_of(out->path);
+    char *temp = folder ? join(folder, ".clattn-XXXXXX") : NULL;
+
+    free(folder);
+    if (!temp)
+        return -1;
+    if (temps++ == 0)
+        hold_signals();
+    out->temp = temp;
+    int fd = mkstemp(temp);
+    if (fd < 0)
+        temp[0] = '\0'; // it may name the last file that was in the way
+    return fd;
+}
+
+// Renames the temporary file, or removes it where `to` is NULL.
+static bool end_temp(struct tool_outfile *out, const char *to)
+{
+    if (to && rename(out->temp, to) != 0)
+        return false;
+    if (!to && out->temp[0])
+        unlink(out->temp);
+    free(out->temp);
+    out->temp = NULL;
+    if (--temps == 0)
+        release_signals();
+    return true;
 }
 
 static int open_target(struct tool_outfile *out)
 {
     if (out->direct)
         return open(out->path, O_WRONLY);
-    char *folder = folder_of(out->path);
-    char *temp = folder ? join(folder, ".clattn-XXXXXX") : NULL;
-    free(folder);
-    if (!temp)
-        return -1;
-    int fd = mkstemp(temp);
+    int fd = make_temp(out);
     if (fd < 0) {
-        free(temp);
+        int code = errno;
+        if (out->temp)
+            end_temp(out, NULL);
+        errno = code;
         return -1;
     }
-    out->temp = temp;
     // A file system without permission bits refuses this, which does no harm.
     if (fchmod(fd, out->mode) != 0)
         errno = 0;
@@ -183,9 +244,7 @@ bool tool_outfile_write_npy(struct tool_outfile *out, enum tool_npy_dtype dtype,
     if (!ok) {
         snprintf(why, why_size, "it cannot be written: %s", strerror(code));
         if (out->temp)
-            unlink(out->temp);
-        free(out->temp);
-        out->temp = NULL;
+            end_temp(out, NULL);
     }
     return ok;
 }
@@ -194,20 +253,16 @@ bool tool_outfile_commit(struct tool_outfile *out, char *why, size_t why_size)
 {
     if (!out->temp)
         return true;
-    if (rename(out->temp, out->path) != 0) {
-        snprintf(why, why_size, "it cannot be put in its place: %s", strerror(errno));
-        return false;
-    }
-    free(out->temp);
-    out->temp = NULL;
-    return true;
+    if (end_temp(out, out->path))
+        return true;
+    snprintf(why, why_size, "it cannot be put in its place: %s", strerror(errno));
+    return false;
 }
 
 void tool_outfile_discard(struct tool_outfile *out)
 {
     if (out->temp)
-        unlink(out->temp);
-    free(out->temp);
+        end_temp(out, NULL);
     free(out->path);
     memset(out, 0, sizeof *out);
 }

@@ -45,11 +45,22 @@ struct child {
 
 // A child has a process group of its own, so that compilers which a driver starts end with it.
 static volatile sig_atomic_t running;
+static const char *volatile end_file, *volatile end_folder;
+
+void probe_remove_at_end(const char *file, const char *folder)
+{
+    end_file = file;
+    end_folder = folder;
+}
 
 static void end_with_child(int number)
 {
     if (running > 0)
         kill(-(pid_t)running, SIGKILL);
+    if (end_file)
+        unlink(end_file);
+    if (end_folder)
+        rmdir(end_folder);
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -97,10 +108,12 @@ static void become(const struct probe_options *opt, const char *task, const char
     close(in);
     close(to);
     close(out);
-    memcpy(argv, opt->argv, (size_t)opt->argc * sizeof *argv);
+    // In front, since behind "--" it would be no option.
     char option[] = "--child";
-    argv[opt->argc] = option;
-    argv[opt->argc + 1] = strdup(task);
+    argv[0] = opt->argv[0];
+    argv[1] = option;
+    argv[2] = strdup(task);
+    memcpy(argv + 3, opt->argv + 1, (size_t)(opt->argc - 1) * sizeof *argv);
 #if defined(__linux__)
     execv("/proc/self/exe", argv);
 #endif

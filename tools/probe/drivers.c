@@ -180,9 +180,13 @@ static void try_alone(const struct probe_options *opt, json_t *driver)
 
     snprintf(folder, sizeof folder, "%s/clattn-probe-XXXXXX", env("TMPDIR") ? env("TMPDIR")
                                                                             : P_tmpdir);
-    if (!mkdtemp(folder))
+    probe_remove_at_end(NULL, folder);
+    if (!mkdtemp(folder)) {
+        probe_remove_at_end(NULL, NULL);
         return;
+    }
     snprintf(path, sizeof path, "%s/only.icd", folder);
+    probe_remove_at_end(path, folder);
     FILE *file = fopen(path, "w");
     if (file) {
         fprintf(file, "%s\n", json_string_value(json_object_get(driver, "library")));
@@ -191,6 +195,7 @@ static void try_alone(const struct probe_options *opt, json_t *driver)
         unlink(path);
     }
     rmdir(folder);
+    probe_remove_at_end(NULL, NULL);
 }
 
 json_t *probe_drivers_checked(const struct probe_options *opt, bool alone)

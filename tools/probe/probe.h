@@ -65,6 +65,9 @@ void probe_child(const struct probe_options *opt, const char *task, const char *
                  json_t *object, struct probe_lost *lost);
 void probe_lost_free(struct probe_lost *lost);
 
+// What a signal that ends the program removes, too; NULL = nothing. Both stay the caller's.
+void probe_remove_at_end(const char *file, const char *folder);
+
 // {"what": text, "said": [...]}.
 json_t *probe_lost_json(const struct probe_lost *lost);
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a child does: lists the devices, picks one, or tries one step by step.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE // strcasestr()
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,12 +60,46 @@ static void task_list(const struct probe_options *opt)
     tool_log_free(&log);
 }
 
-// Index of the device that the selector names, by the library's own rule. Without the self-test,
-// since a device that fails it is what a probe is for.
+// Whether a selector names a device, by the library's rule: its index, or a part of its name or its
+// platform's, of any case.
+static bool names_device(const char *selector, const clattn_device_info *info)
+{
+    if (strspn(selector, "0123456789") == strlen(selector))
+        return strlen(selector) <= 9 && strtol(selector, NULL, 10) == info->index;
+    return strcasestr(info->name, selector) || strcasestr(info->platform, selector);
+}
+
+// The first device that the selector names, or -1. None is opened: one that cannot be is what a
+// probe is for.
+static int32_t find_device(const struct probe_options *opt)
+{
+    clattn_context_desc desc;
+    int32_t count = 0;
+
+    clattn_context_desc_init(&desc, sizeof desc);
+    desc.opencl_library = opt->library;
+    probe_stage(0, "looking for the device that --device names");
+    if (clattn_device_count(&desc, &count) != CLATTN_OK)
+        return -1;
+    for (int32_t i = 0; i < count; i++) {
+        clattn_device_info info = {.struct_size = sizeof info};
+        if (clattn_device_get_info(&desc, i, &info) == CLATTN_OK &&
+            names_device(opt->device, &info))
+            return i;
+    }
+    return -1;
+}
+
+// Index of the device that the selector names, or the library's word for why there is none.
 static void task_select(const struct probe_options *opt)
 {
     struct tool_session s;
+    const int32_t index = find_device(opt);
 
+    if (index >= 0) {
+        probe_put("index", json_integer(index));
+        return;
+    }
     tool_session_init(&s);
     s.log.quiet = true;
     s.opencl_library = opt->library;

@@ -452,11 +452,16 @@ static void print_looked_for(const json_t *messages)
 // "; the default is [0] PLATFORM: NAME"
 static void default_text(const json_t *report, char *text, size_t size)
 {
+    const char *chosen = getenv("CLATTN_DEVICE");
     const json_t *best = NULL;
     size_t i;
     json_t *d;
 
     text[0] = '\0';
+    if (chosen && *chosen) {
+        snprintf(text, size, "; the default is what $CLATTN_DEVICE names, %s", chosen);
+        return;
+    }
     json_array_foreach(json_object_get(report, "devices"), i, d) {
         if (is_true(d, "works") && (!best || integer_of(d, "rank") < integer_of(best, "rank")))
             best = d;
@@ -484,7 +489,7 @@ static void print_end(const json_t *report, const struct probe_options *opt)
     }
     if (json_array_size(messages) > 0 || json_array_size(json_object_get(report, "failures")) > 0)
         line_in("1", "how OpenCL was looked for");
-    print_failures(json_object_get(report, "failures"), "  listing the OpenCL devices: ");
+    print_failures(json_object_get(report, "failures"), "  ! ");
     if (json_is_integer(count) && json_integer_value(count) == 0)
         print_looked_for(messages);
     else

@@ -59,6 +59,15 @@ static int take_positive(const char *shown, const char *value, double *out)
     return tool_fail(TOOL_USE, "option %s: '%s' is not a finite number from 0 up", shown, value);
 }
 
+static int take_softcap(const char *shown, const char *value, double *out)
+{
+    int code = take_positive(shown, value, out);
+
+    if (!code && *out > 0 && (float)*out <= 0) // which would be no cap
+        code = tool_fail(TOOL_USE, "option %s: '%s' is too small for a float32", shown, value);
+    return code;
+}
+
 static int take_option(void *user, int index, const char *shown, const char *value)
 {
     struct options *opt = user;
@@ -80,7 +89,7 @@ static int take_option(void *user, int index, const char *shown, const char *val
     case OPT_WINDOW:
         opt->window = true;
         return tool_take_window(shown, value, ',', &opt->window_left, &opt->window_right);
-    case OPT_SOFTCAP: return take_positive(shown, value, &opt->softcap);
+    case OPT_SOFTCAP: return take_softcap(shown, value, &opt->softcap);
     case OPT_LAYOUT: return tool_take_word(shown, value, tool_layout_words, &opt->layout);
     case OPT_ALIGN: return tool_take_word(shown, value, tool_align_words, &opt->align);
     case OPT_ALGO: return tool_take_word(shown, value, tool_algo_words, &opt->algo);
