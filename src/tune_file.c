@@ -108,6 +108,7 @@ static enum cla_store_result read_file(const struct place *at, struct cla_tune *
     return result;
 }
 
+// Behind the rows of the file, which come first.
 static clattn_status add_builtin(const clattn_context *ctx, struct cla_tune *tune,
                                  const struct cla_tune_device *device)
 {

@@ -431,7 +431,8 @@ CLATTN_API const char *clattn_plan_get_refusal(const clattn_plan *plan, int32_t 
 ///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context than the plan's
 ///         CLATTN_ERR_UNSUPPORTED       a fault of the driver bars so many keys, and the CPU path,
 ///                                      which would take over, was ruled out; or the scores of
-///                                      CLATTN_ALGO_UNFUSED are too many; nothing was written
+///                                      CLATTN_ALGO_UNFUSED are too many, or the rows for one
+///                                      launch on a 32-bit host; nothing was written
 ///         CLATTN_ERR_NO_OPENCL         an OpenCL context after fork() or at the process's end
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined

@@ -176,6 +176,7 @@ CLATTN_API clattn_status clattn_softmax_get_info(const clattn_softmax_plan *plan
 ///         CLATTN_ERR_OVERLAP           Y overlaps X without being X; LSE or the workspace overlaps
 ///                                      one of the others
 ///         CLATTN_ERR_WRONG_CONTEXT     a cl_mem is of another cl_context than the plan's
+///         CLATTN_ERR_UNSUPPORTED       more rows than one launch on a 32-bit host can have
 ///         CLATTN_ERR_NO_OPENCL         an OpenCL context after fork() or at the process's end
 ///         CLATTN_ERR_OUT_OF_MEMORY     host or device memory ran out
 ///         CLATTN_ERR_OPENCL            another OpenCL failure; the output is undefined

@@ -60,10 +60,9 @@ static void one_row(const void *what, int64_t row)
         at[i] = row_at(&a->part[part[i]], a, row);
         w[i] = alone ? 1.0f : w[i] / l; // a product by 1 changes no bit
     }
-    for (int64_t d = 0; d < a->dim; d += CLA_ROW_CHUNK) {
+    for (int32_t d = 0; d < a->dim; d += CLA_ROW_CHUNK) {
         float x[CLA_ROW_CHUNK], sum[CLA_ROW_CHUNK];
-        const int32_t count =
-            a->dim - d < CLA_ROW_CHUNK ? (int32_t)(a->dim - d) : CLA_ROW_CHUNK;
+        const int32_t count = a->dim - d < CLA_ROW_CHUNK ? a->dim - d : CLA_ROW_CHUNK;
         for (int32_t k = 0; k < count; k++)
             sum[k] = isnan(l) ? l : 0.0f;
         for (int i = 0; i < n; i++) {

@@ -347,9 +347,26 @@ void cla_mutex_unlock(struct cla_mutex *m)
     pthread_mutex_unlock(&m->lock);
 }
 
+// Where it can be chosen, a clock that nobody sets: set back, the usual one would make waits long.
+#if defined(__APPLE__)
+#define WAIT_CLOCK CLOCK_REALTIME
+#else
+#define WAIT_CLOCK CLOCK_MONOTONIC
+#endif
+
 static bool condition_init(condition *c)
 {
+#if defined(__APPLE__)
     return pthread_cond_init(c, NULL) == 0;
+#else
+    pthread_condattr_t how;
+    if (pthread_condattr_init(&how) != 0)
+        return false;
+    const bool ok = pthread_condattr_setclock(&how, WAIT_CLOCK) == 0 &&
+                    pthread_cond_init(c, &how) == 0;
+    pthread_condattr_destroy(&how);
+    return ok;
+#endif
 }
 
 static void condition_end(condition *c)
@@ -360,7 +377,7 @@ static void condition_end(condition *c)
 static void condition_wait(condition *c, struct cla_mutex *m, unsigned most_ms)
 {
     struct timespec end;
-    if (!most_ms || clock_gettime(CLOCK_REALTIME, &end) != 0) {
+    if (!most_ms || clock_gettime(WAIT_CLOCK, &end) != 0) {
         pthread_cond_wait(c, &m->lock);
         return;
     }
