@@ -13,7 +13,7 @@ import time
 import unittest
 
 from json_schema import faults
-from tool_case import DEVICES, INPUTS, PROGRAMS, Folder, main
+from tool_case import DEVICES, INPUTS, PROGRAMS, Folder, main, usual_signals
 
 SCHEMA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs",
                       "probe.schema.json")
@@ -475,7 +475,8 @@ class BadDrivers(ProbeCase):
         """The child ends with the probe."""
         with subprocess.Popen([PROGRAMS.probe, *self.args], stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                              env={**os.environ, "FAKE_OPENCL": "clGetPlatformIDs=hang"}) as run:
+                              env={**os.environ, "FAKE_OPENCL": "clGetPlatformIDs=hang"},
+                              preexec_fn=usual_signals) as run:
             self.assertEqual(run.stderr.readline(), "fake driver: hang\n")
             self.assertEqual(len(self.left_over()), 2)
             run.terminate()
@@ -542,7 +543,8 @@ class BadDrivers(ProbeCase):
         env = {"OCL_ICD_VENDORS": folder, "OCL_ICD_FILENAMES": "", "FAKE_ICD": "hang",
                "TMPDIR": self.path("tmp")}
         with subprocess.Popen([PROGRAMS.probe, "--timeout=2"], env={**os.environ, **env},
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                              preexec_fn=usual_signals) as run:
             while not os.listdir(self.path("tmp")):
                 self.assertIsNone(run.poll())
                 time.sleep(0.01)

@@ -12,7 +12,7 @@ import sys
 import time
 
 from tool_case import (CPU, DEVICES, INPUTS, PROGRAMS, Folder, attention, main, npy_bytes, pattern,
-                       read_npy, size_of, swap_axes)
+                       read_npy, size_of, swap_axes, usual_signals)
 
 
 class RunResults(Folder):
@@ -357,7 +357,7 @@ class RunReports(Folder):
             os.mkfifo(self.path("lse.npy"))
             with subprocess.Popen([PROGRAMS.run, *INPUTS, "-o", "o.npy", "--lse", "lse.npy",
                                    "--device=cpu", "--threads=3"], cwd=self.dir,
-                                  stdout=subprocess.DEVNULL) as child:
+                                  stdout=subprocess.DEVNULL, preexec_fn=usual_signals) as child:
                 while not any(name.startswith(".clattn-") for name in os.listdir(self.dir)):
                     self.assertIsNone(child.poll())
                     time.sleep(0.001)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from tool_case import CPU, DEVICES, PROGRAMS, Folder, main
+from tool_case import CPU, DEVICES, PROGRAMS, Folder, main, usual_signals
 
 # Two or three tiles where lanes are channels, so that a whole run takes seconds.
 FEW = "1,2,1,1,16,4"
@@ -136,7 +136,8 @@ class TuneDevices(Folder):
             args = ["--json", "--runs=1", "--device", device, "-o", self.file, "--shape", FEW,
                     "--shape", MANY]
             with subprocess.Popen([PROGRAMS.tune, *args], cwd=self.dir, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                  preexec_fn=usual_signals) as child:
                 first = json.loads(child.stdout.readline())
                 child.send_signal(signal.SIGINT)
                 rest = child.stdout.read()

@@ -10,6 +10,7 @@ import fcntl
 import math
 import os
 import pty
+import signal
 import stat
 import struct
 import subprocess
@@ -22,6 +23,12 @@ PROGRAMS = argparse.Namespace()  # paths by name: run, probe, ..., run_faulty, .
 DEVICES = []  # parts of the names of the OpenCL devices that this run expects
 EXPECT = {"pocl": "portable computing language", "intel": "intel", "llvmpipe": "llvmpipe",
           "oclgrind": "oclgrind"}
+
+
+def usual_signals():
+    """For preexec_fn: who runs the tests in the background, or by nohup, has some ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 # ---- arrays: flat lists with a shape -----------------------------------------------------------
